@@ -324,7 +324,7 @@ class Deployment:
 
     @cached_property
     def shard(self) -> Model:
-        """The part of the model that one tensor-parallel GPU holds, all layers and no routed experts."""
+        """The part of the model that one tensor-parallel GPU holds; experts count whole."""
         whole = self.host.place(self.model) if self.host else self.model
         return whole.shard(self.tp)
 

@@ -153,7 +153,7 @@ class Prediction:
 
     @property
     def load(self) -> str:
-        """How requests come, in the ledger's terms: ``batch`` (all at once) or ``served`` to clients."""
+        """How requests come, as in the ledger: ``batch`` (all at once), or ``served`` to clients."""
         return "batch"
 
     @property
@@ -228,7 +228,7 @@ class Prediction:
     def buffers(self) -> Buffers:
         """Resident bytes by memory tier and buffer. [B]
 
-        Of each tier, the buffers are those of the phase (prefill or decoding) that needs most of it.
+        The buffers of each tier are those of the phase, prefill or decoding, that needs most of it.
         """
         both = phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
         merged: dict[Tier, Mapping[str, Number]] = {}

@@ -178,7 +178,7 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
     Yields
     ------
     Remedy
-        A change, such as fewer sequences, a shorter prompt or more GPUs.
+        Fewer sequences, shorter prompts, narrower weights, more GPUs, or experts on the CPU.
     """
     d, batch = prediction.deployment, int(prediction.batch[0])
     most = int(prediction.max_batch[0])

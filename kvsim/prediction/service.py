@@ -21,8 +21,8 @@ class Service(Prediction):
 
     ``batch`` holds numbers of running sequences. The time to the first token is that of a request
     which starts at once: it waits for the decoding round in progress, then its prompt is read. The
-    time per token contains the prompts of other sequences that are read meanwhile, each of them once
-    per generation. Techniques that divide a batch into parts read one prompt per part together.
+    time per token contains the prompts of other sequences that are read meanwhile, one each per
+    generation. Techniques that divide a batch into parts read one prompt per part together.
     """
 
     @property
@@ -46,7 +46,7 @@ class Service(Prediction):
         return total
 
     def passes(self) -> list[tuple[Step, float]]:
-        """Return the passes of one generation: decoding rounds, and prompts of others read meanwhile.
+        """Return the passes of one generation: decoding rounds, and prompts read meanwhile.
 
         Returns
         -------
@@ -68,7 +68,7 @@ class Service(Prediction):
 
     @property
     def round_s(self) -> Array:
-        """Mean decoding time per generated token, without waiting for prompts; 0 for a single one. [s]"""
+        """Mean decoding time per generated token without waiting for prompts; 0 for a single token. [s]"""
         return self.decode_s / max(self.generate - 1, 1)
 
     @property

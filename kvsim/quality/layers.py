@@ -42,7 +42,7 @@ Z_95 = 1.96  # standard errors to either side: 95 %
 
 @frozen
 class LayerLosses:
-    """Measured loss of quantising the cache of single layers: KL divergence from fp16 KV. [nat/token]
+    """Measured loss of quantising the cache layer by layer: KL divergence from fp16. [nat/token]
 
     Attributes
     ----------

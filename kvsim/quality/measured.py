@@ -130,10 +130,11 @@ class Row:
     benchmark
         Name of the benchmark.
     measure
-        ``score`` (larger is better), ``retrieval`` (score of finding one fact in a long context), or
-        ``perplexity``.
+        ``score`` (larger is better), ``retrieval`` (score of finding one fact in a long
+        context), or ``perplexity``.
     score, baseline
-        Result with the setting, and with full-precision KV: a score in [%], or a perplexity.
+        Result with the setting, and with full-precision KV: a score from 0 to 100, or a
+        perplexity.
     questions
         Number of questions that the score is a mean of; 0 if the paper does not say.
     context
@@ -164,8 +165,8 @@ class Row:
     def error(self) -> float:
         """Standard error of the relative loss; 0 where it is unknown.
 
-        It is computed as if both runs had answered different questions. They answered the same ones, so
-        that the true error is smaller.
+        Both runs are taken to have answered different questions. They answered the same ones, so that
+        the true error is smaller.
         """
         if self.measure == "perplexity" or not self.questions:
             return 0.0
