@@ -153,7 +153,7 @@ class Prediction:
 
     @property
     def load(self) -> str:
-        """How requests come, as in the ledger: ``batch`` (all at once), or ``served`` to clients."""
+        """How requests come: all at once (``batch``), or to clients over time (``served``)."""
         return "batch"
 
     @property

@@ -68,7 +68,7 @@ class Service(Prediction):
 
     @property
     def round_s(self) -> Array:
-        """Mean decoding time per generated token without waiting for prompts; 0 for a single token. [s]"""
+        """Mean decoding time per token, without waiting for prompts; 0 for a single token. [s]"""
         return self.decode_s / max(self.generate - 1, 1)
 
     @property

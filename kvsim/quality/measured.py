@@ -165,8 +165,8 @@ class Row:
     def error(self) -> float:
         """Standard error of the relative loss; 0 where it is unknown.
 
-        Both runs are taken to have answered different questions. They answered the same ones, so that
-        the true error is smaller.
+        Both runs are taken to have answered different questions. They answered the same ones, so
+        that the true error is smaller.
         """
         if self.measure == "perplexity" or not self.questions:
             return 0.0
