@@ -67,6 +67,7 @@ BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
 WORTH_SHOWING = 0.5  # of the objective: less is no alternative
+FULL_CACHE = 0.98  # used share of a KV cache in which a further request rarely fits
 MATTERS = 0.05  # relative gain from a target a tenth looser, with which one twice as long is tried
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
@@ -216,6 +217,7 @@ class ServicePlan:
     prices: dict[str, float]  # a looser target -> relative gain of the rate
     considered: int  # settings and batches in closed form
     plays: int
+    fills_cache: bool  # whether the KV cache ends the rate, as no looser target would raise it
     missing: list[Deployment]  # of those asked for, on which nothing keeps the targets
     replicas: int = 0  # that carry a trace at its own rate; 0 where the largest rate was asked for
 
@@ -579,15 +581,17 @@ class ServiceSearch:
                 others[c.needs] = o
         same = choice.candidate
         rivals = [o for o in (*near, *behind) if o.candidate is not same]
+        prices = self._prices(choice)
         return ServicePlan(
             self.q,
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
             list(explain_others(self, choice, rivals, list(others.values()))),
             self._research(choice),
-            self._prices(choice),
+            prices,
             self.considered,
             self.rates.plays,
+            max(prices.values(), default=0.0) < MATTERS and self._fills_cache(choice),
             [] if self.q.total_gpus else self._missing(admitted, [*near, *behind]),
             self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
         )
@@ -656,6 +660,12 @@ class ServiceSearch:
             if found.get(f"a 10 % looser {name.upper()}", 0.0) > MATTERS:
                 found[f"twice the {name.upper()}"] = gain(name, 2.0)
         return found
+
+    def _fills_cache(self, choice: PlayedOption) -> bool:
+        """Whether the KV cache of a replica is full at a rate a tenth higher."""
+        c = choice.carried
+        played = self.rates.play(c.slower.apply(c.costs), 1.1 * c.each_per_s)
+        return played.kv_peak_share > FULL_CACHE
 
     def composed(self, question: Question, every: bool) -> Iterator[Candidate]:
         """The best compositions on a deployment, where there is anything to compose.

@@ -320,6 +320,11 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         (what, most), *others = gains
         also = "".join(f", {name} {more}" for name, more in others)
         yield f"{what[0].upper()}{what[1:]} would serve {most} more requests/s{also}."
+    if plan.fills_cache:
+        yield (
+            "The rate is limited by KV cache memory, not by the targets: more or larger GPUs, or "
+            "narrower weights or caches, would raise it."
+        )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
         some = "; ".join(
             differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]

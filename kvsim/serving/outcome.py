@@ -121,6 +121,11 @@ class Outcome:
         return self.finished & ~slow
 
     @property
+    def kv_peak_share(self) -> float:
+        """Most of its KV cache in GPU memory that a replica has used at once."""
+        return float(self.run.replicas.peak.max() / max(self.run.world.limits.gpu, 1))
+
+    @property
     def busy_share(self) -> float:
         """Share of the time in which a replica computes, mean of all."""
         total = self.duration_s * self.run.replicas.clock.size
@@ -227,7 +232,7 @@ class Outcome:
             "mean_batch": self.mean_batch,
             "kv_capacity_bytes": int(limits.gpu),
             "kv_peak_bytes": int(run.replicas.peak.max()),
-            "kv_peak_share": float(run.replicas.peak.max() / max(limits.gpu, 1)),
+            "kv_peak_share": self.kv_peak_share,
             "preemptions": int(run.replicas.preemptions.sum()),
             "prefix_hit_share": float(run.progress.hits.sum() / prompts) if prompts else None,
             "prefix_hits": self.prefix_hits,
