@@ -34,16 +34,18 @@ class CatalogueEntry(TypedDict):
 
     Attributes
     ----------
+    hf_id
+        Hugging Face id.
     published
-        Parameters of the published checkpoint, where known exactly.
+        Parameters of the published checkpoint; None if not known exactly.
     counted
-        Those of the transformers class made from the configuration.
-    stated
-        What its makers say, rounded as they do: "31.6B".
-    stated_active
-        The same of the parameters that a token meets.
+        Parameters of the transformers class that the configuration makes.
+    stated, stated_active
+        Parameters, and those active per token, as the makers round them, such as "31.6B".
     recalled
-        Fields from memory: no copy of the file was at hand.
+        Whether fields were written from memory, without a copy of the ``config.json``.
+    source
+        Where the configuration comes from.
     """
 
     hf_id: str
@@ -56,7 +58,7 @@ class CatalogueEntry(TypedDict):
 
 
 def model_names() -> list[str]:
-    """The names of the catalogue."""
+    """Return the names of all models of the catalogue."""
     return list(_lines())
 
 
@@ -106,7 +108,13 @@ def catalogue_config(name: str) -> Mapping[str, object]:
 
 
 def names_in_use() -> dict[str, str]:
-    """Every name of the catalogue, Hugging Face id and other name in use, with the model's name."""
+    """Return every name under which a catalogue model can be asked for.
+
+    Returns
+    -------
+    dict of str to str
+        Name of the model by catalogue name, Hugging Face id or other common name.
+    """
     return {
         text: name
         for name, line in _lines().items()
@@ -157,16 +165,16 @@ MOST_CANDIDATES = 8
 
 
 class NamedModel(NamedTuple):
-    """A catalogue model and the weight format that a name refers to.
+    """A catalogue model and the weight format that a typed name refers to.
 
     Attributes
     ----------
     name
-        In the catalogue.
+        Name in the catalogue.
     weights
-        Format that the name states; empty for none.
+        Format that the typed name states, such as "awq"; empty for none.
     repository
-        Hugging Face id, where that was typed.
+        Hugging Face id, if one was typed.
     """
 
     name: str
@@ -230,18 +238,28 @@ def find_exact(typed: str) -> NamedModel | None:
     ----------
     typed
         Name as typed.
+
+    Returns
+    -------
+    NamedModel or None
+        The model; None if no name matches.
     """
     name = _exact_names().get(typed.strip().lower())
     return NamedModel(name, "", _repository(typed)) if name is not None else None
 
 
 def candidates(words: Iterable[str]) -> list[str]:
-    """List the models that have all the words of a name, and further ones.
+    """List the models whose names have all the given words and at least one more.
 
     Parameters
     ----------
     words
         Words of the name, as :func:`split_words` gives them.
+
+    Returns
+    -------
+    list of str
+        Names in the catalogue, the shortest first; empty if the words are too general.
     """
     wanted = {word for word in words if word not in NO_SHAPE}
     if not any(len(word) > 1 and word[0].isalpha() for word in wanted):
@@ -300,12 +318,17 @@ def cached_config(typed: str) -> Path | None:
 
 
 def stated_format(typed: object) -> str:
-    """Return the weight format that a name states; empty for none and for a path.
+    """Return the weight format that a model name states, such as "awq" for "Qwen3-8B-AWQ".
 
     Parameters
     ----------
     typed
-        Name as typed, or a configuration.
+        Name as typed, or a parsed configuration.
+
+    Returns
+    -------
+    str
+        The format; empty if the name states none, or is a path.
     """
     if not isinstance(typed, str) or find_exact(typed) or is_path(typed):
         return ""
@@ -314,7 +337,7 @@ def stated_format(typed: object) -> str:
 
 
 def is_path(typed: str) -> bool:
-    """Whether a text looks like a path, or names an existing file.
+    """Tell whether a text looks like a path, or names an existing file.
 
     Parameters
     ----------

@@ -142,7 +142,7 @@ CHECKPOINT_OF = "_CHECKPOINT_OF_"
 
 
 def stand_in(repository: str, weights: str) -> str:
-    """Return a word that stands for a checkpoint whose name is not known, as its place in commands.
+    """Return a placeholder for the name of a checkpoint, to be filled in by the user.
 
     Parameters
     ----------
@@ -150,6 +150,11 @@ def stand_in(repository: str, weights: str) -> str:
         Hugging Face id of the model in its published format.
     weights
         Format of the checkpoint's weights.
+
+    Returns
+    -------
+    str
+        The placeholder for command lines.
 
     Examples
     --------
@@ -276,16 +281,21 @@ def read_model(config: Mapping[str, object], name: str, where: str) -> Model:
     Parameters
     ----------
     config
-        The parsed fields.
+        The parsed fields of a ``config.json``.
     name
-        Name of the model.
+        Name to give the model.
     where
-        What messages call the configuration.
+        Name of the configuration in error messages.
+
+    Returns
+    -------
+    Model
+        The model.
 
     Raises
     ------
     FieldError
-        For the first field that cannot be right.
+        For the first field that is missing or invalid.
     """
     f = Fields(config, where)
     if config.get("is_encoder_decoder") is True or config.get("model_type") in ENCODER_DECODERS:

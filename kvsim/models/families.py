@@ -14,7 +14,7 @@ from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
 
 class ModelFields(TypedDict, total=False):
-    """Fields of ``Model`` where a family differs from Llama."""
+    """Keyword arguments of ``Model`` in which a model family differs from Llama."""
 
     kv_heads: int
     head_dim: int
@@ -53,7 +53,17 @@ class ModelFields(TypedDict, total=False):
 
 
 class FamilyFields(ModelFields, total=False):
-    """What the reader of a family returns: fields of ``Model``, and the kind of each layer."""
+    """Result of reading a family's configuration: fields of ``Model``, and the kind of each layer.
+
+    Attributes
+    ----------
+    mixers
+        Attention or another mixer, by layer.
+    mlps
+        Whether each layer has an MLP.
+    routed
+        Whether each layer's MLP is a mixture of experts.
+    """
 
     mixers: list[Mixer]
     mlps: list[bool]
@@ -175,19 +185,24 @@ BLOCK_LETTERS |= {"attention": "*", "full_attention": "*"}
 
 
 def kinds(fields: Fields, names: object) -> list[Mixer]:
-    """Return the mixers that a list of layer types names.
+    """Translate a configuration's list of layer types to mixers.
 
     Parameters
     ----------
     fields
-        Fields of the configuration.
+        The configuration, for error messages.
     names
-        The list, as the configuration has it.
+        Value of its ``layer_types``, one per layer.
+
+    Returns
+    -------
+    list of Mixer
+        "attention" or "recurrent" for each layer.
 
     Raises
     ------
     FieldError
-        If a type is neither attention nor a state.
+        If a type is neither attention nor recurrent.
     """
     known = (*ATTENTION_LAYER_TYPES, *STATE)
     if not isinstance(names, list) or any(name not in known for name in names):
@@ -778,14 +793,14 @@ def _falcon(fields: Fields) -> FamilyFields:
 
 
 class Family(NamedTuple):
-    """Defaults and reader of one ``model_type``.
+    """How the configurations of one ``model_type`` are read.
 
     Attributes
     ----------
     defaults
-        Of fields that its files may leave out.
+        Values of fields that its files may leave out.
     read
-        What differs from Llama, as fields of Model.
+        Reads in which fields of ``Model`` a configuration differs from Llama.
     """
 
     defaults: Mapping[str, object]

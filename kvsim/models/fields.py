@@ -30,7 +30,12 @@ class Fields:
         Parameters
         ----------
         defaults
-            Values by field.
+            Values by name of the field.
+
+        Returns
+        -------
+        Fields
+            The copy.
         """
         return Fields({**defaults, **self.values}, self.where, self.prefix)
 

@@ -29,20 +29,22 @@ Home = Literal["", "experts", "mlp", "layer"]
 class LayerShape:
     """Properties that may differ between the layers of a model.
 
-    It cannot say attention and a state side by side in one layer (Falcon-H1), an attention block
-    with shared weights in front of a state (Zamba2), or numbers of KV heads that differ by layer
-    (MiMo-V2-Flash: 8 in its windows, 4 elsewhere): such configurations are refused.
+    Configurations are refused if they have attention and a state side by side in one layer
+    (Falcon-H1), an attention block with shared weights before a state (Zamba2), or numbers of KV
+    heads that differ by layer (MiMo-V2-Flash).
 
     Attributes
     ----------
     window
-        Sliding window; None attends to every token. [tokens]
+        Sliding window; None if queries attend to every token. [tokens]
     routed
-        Mixture of experts instead of a dense MLP.
+        Whether the MLP is a mixture of experts.
+    mixer
+        "attention", "shared" (attention to another layer's cache), "recurrent" or "none".
     mlp
-        False: a layer that mixes tokens alone (Nemotron-H).
+        Whether the layer has an MLP; Nemotron-H has layers without.
     home
-        What of it is in host memory.
+        Which part of its weights is in host memory; empty for none.
     """
 
     window: int | None = None
@@ -72,39 +74,44 @@ Shapes = tuple[LayerShape, ...]
 
 @frozen
 class Recurrence:
-    """A mixer whose state does not grow with the context.
+    """A mixer with a recurrent state of constant size instead of a KV cache.
 
-    Each head keeps a matrix of ``key_dim`` by ``head_dim`` numbers, and a short causal convolution
-    runs over its inputs before.
-
-    References
-    ----------
-    .. [1] T. Dao and A. Gu, "Transformers are SSMs", ICML 2024, sections 6 and 7 (Mamba-2).
-    .. [2] S. Yang et al., "Gated delta networks", ICLR 2025, section 3.
-    .. [3] Kimi Team, "Kimi Linear", 2025, section 3 (KDA).
-    .. [4] A. Gu and T. Dao, "Mamba", 2023, section 3: heads of one number each, whose keys, queries
-       and steps are made of what the convolution gives.
+    Each head keeps a matrix of ``key_dim`` by ``head_dim`` numbers. A short causal convolution runs
+    over the inputs first. Covers Mamba-2 [1]_, gated delta networks [2]_, KDA [3]_ and Mamba [4]_.
 
     Attributes
     ----------
-    head_dim
-        Numbers of a value.
-    key_dim
-        Numbers of a key; Mamba-2's state size.
-    key_heads
-        Heads of keys and queries; Mamba-2's groups.
+    rule
+        Update rule of the state.
+    heads, head_dim
+        Heads of values, and numbers of a value.
+    key_heads, key_dim
+        Heads of keys and queries (groups of Mamba-2), and numbers of a key (its state size).
     taps
-        Tokens that the convolution spans; 0: none.
+        Tokens that the convolution spans; 0 for no convolution. [tokens]
+    conv_bias
+        Whether the convolution has a bias.
     gates
-        Outputs of the input product besides values, keys and queries.
+        Outputs of the input projection besides values, keys and queries.
     gate_rank
-        Of gates made in two products (KDA), of which there are two.
+        Inner width of two gates that are low-rank products (KDA); 0 for none.
     step_rank
-        Of the steps of a selective state, made in two products.
+        Inner width of the low-rank product of the step sizes (Mamba); 0 for none.
     vectors
-        Small parameters: decays, biases, the norm of the output.
+        Number of small parameters: decays, biases, the norm of the output.
     chunk
         Tokens that prefill computes together. [tokens]
+
+    References
+    ----------
+    .. [1] T. Dao and A. Gu, "Transformers are SSMs", ICML 2024, sections 6 and 7 (Mamba-2),
+       https://arxiv.org/abs/2405.21060
+    .. [2] S. Yang et al., "Gated delta networks", ICLR 2025, section 3,
+       https://arxiv.org/abs/2412.06464
+    .. [3] Kimi Team, "Kimi Linear", 2025, section 3 (KDA), https://arxiv.org/abs/2510.26692
+    .. [4] A. Gu and T. Dao, "Mamba", 2023, section 3: heads of one number each, whose keys,
+       queries and steps are computed from the convolution's output,
+       https://arxiv.org/abs/2312.00752
     """
 
     rule: Rule
@@ -122,7 +129,7 @@ class Recurrence:
 
     @property
     def inner(self) -> int:
-        """Size of all heads' values together. [numbers]"""
+        """Numbers in the values of all heads together."""
         return self.heads * self.head_dim
 
     @property
@@ -132,7 +139,7 @@ class Recurrence:
 
     @property
     def addressed(self) -> int:
-        """Size of all heads' keys and queries together. [numbers]"""
+        """Numbers in the keys and queries of all heads together."""
         return 2 * self.key_heads * self.key_dim
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
@@ -158,17 +165,17 @@ class Recurrence:
 
     @property
     def small_parameters(self) -> int:
-        """Convolution and vectors. [numbers]"""
+        """Number of parameters of the convolution and of ``vectors``."""
         return self.mixed * (self.taps + self.conv_bias) + self.vectors
 
     @property
     def matrix_bytes(self) -> float:
-        """Heads' matrices of one sequence in one layer. [B]"""
+        """Size of all heads' state matrices, per sequence and layer. [B]"""
         return STATE_NUMBER * self.inner * self.key_dim
 
     @property
     def state_bytes(self) -> float:
-        """State of one sequence in one layer, with the convolution's latest tokens. [B]"""
+        """Size of the state per sequence and layer, with the convolution's latest tokens. [B]"""
         return self.matrix_bytes + CONVOLVED * self.mixed * max(0, self.taps - 1)
 
     def shard(self, tp: int) -> "Recurrence":
@@ -177,7 +184,12 @@ class Recurrence:
         Parameters
         ----------
         tp
-            Tensor-parallel GPUs; key heads are copied where they are fewer.
+            Tensor-parallel GPUs; key heads are replicated if there are fewer.
+
+        Returns
+        -------
+        Recurrence
+            The part of one GPU.
         """
         return replace(
             self,
@@ -190,16 +202,19 @@ class Recurrence:
 
 @frozen
 class Indexer:
-    """An indexer: a small scorer that selects the cached tokens that attention reads.
-
-    References
-    ----------
-    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1: lightning indexer, in fp8.
+    """A small scorer that selects which cached tokens attention reads (DeepSeek's indexer [1]_).
 
     Attributes
     ----------
+    heads, head_dim
+        Query heads of the indexer, and numbers of a head; all share one key per token.
     tokens
-        That a query attends to. [tokens]
+        Cached tokens that a query attends to. [tokens]
+
+    References
+    ----------
+    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1: lightning indexer, in fp8,
+       https://arxiv.org/abs/2512.02556
     """
 
     heads: int
@@ -208,7 +223,7 @@ class Indexer:
 
     @property
     def key_bytes(self) -> float:
-        """A cached token's key: fp8 numbers, an fp32 scale per 128. [B]"""
+        """Size of a cached token's indexer key: fp8 numbers, and an fp32 scale per 128. [B]"""
         return self.head_dim + 4.0 * ceil(self.head_dim / 128)
 
     def matrices(self, hidden: int, q_rank: int) -> dict[str, tuple[int, int]]:
@@ -240,14 +255,19 @@ class Indexer:
 def split_layout(
     layout: Sequence[tuple[Shapes, int]], first: int
 ) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
-    """Return the layout of the first layers, and that of the others.
+    """Split a layout after some layers.
 
     Parameters
     ----------
     layout
-        Blocks of shapes and how often each repeats.
+        Blocks of layer shapes, each with its number of repetitions, as ``Model.layout``.
     first
-        Number of layers before the cut.
+        Number of layers before the split.
+
+    Returns
+    -------
+    before, after : list of tuple
+        Layouts of the first layers, and of the others.
     """
     before: list[tuple[Shapes, int]] = []
     after: list[tuple[Shapes, int]] = []

@@ -239,13 +239,19 @@ class Model:
     notes: tuple[str, ...] = ()
 
     def checkpoint(self, weights: str) -> str:
-        """Name the published checkpoint with weights in a format; empty where none is known.
+        """Return the Hugging Face id of the published checkpoint in a weight format.
 
         Parameters
         ----------
         weights
-            As ``--weights`` names them. Qwen publishes most models of its third generation with a
-            scale per block of fp8 weights too, as https://huggingface.co/Qwen/Qwen3-8B-FP8.
+            Format, as ``--weights`` names it. Besides their own format, most Qwen3 models are
+            published with fp8 weights in scaled blocks, such as
+            https://huggingface.co/Qwen/Qwen3-8B-FP8.
+
+        Returns
+        -------
+        str
+            Id of the checkpoint; empty if none is known.
         """
         if weights == self.released:
             return self.repository or self.name
@@ -254,10 +260,11 @@ class Model:
 
     @property
     def fp8_format(self) -> str:
-        """What fp8 weights are, as ``--weights`` names them: of a mixture, as it is published.
+        """The fp8 weight format to use, as ``--weights`` names it.
 
-        Engines' own conversion has one scale per tensor, whose kernels for experts are slower than
-        fp16's on some cards.
+        "fp8-block" for mixtures of experts that are published so, else "fp8". Engines convert
+        weights to one scale per tensor, and on some cards their kernels for such experts are slower
+        than fp16.
         """
         blocks = "fp8-block"
         return blocks if self.experts and self.checkpoint(blocks) else "fp8"
@@ -350,12 +357,12 @@ class Model:
         return self.attention_matrices(shape.mixer == "shared") | chooses
 
     def biased(self, matrix: str) -> bool:
-        """Whether the product with a weight matrix adds a bias.
+        """Tell whether the product with a weight matrix adds a bias.
 
         Parameters
         ----------
         matrix
-            Name of the product's op.
+            Name of the op that multiplies with it.
         """
         return {
             "qkv": self.qkv_bias,
@@ -382,7 +389,7 @@ class Model:
         return {"up": (self.hidden, (2 if self.gated else 1) * width), "down": (width, self.hidden)}
 
     def shapes(self) -> Iterator[LayerShape]:
-        """Every layer in order."""
+        """Yield the shape of every layer in order."""
         for block, count in self.layout:
             for _ in range(count):
                 yield from block
@@ -411,18 +418,16 @@ class Model:
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
-        """KV cache of one token in all layers, stored in 16 bits. [B]
+        """Size of one token's KV cache in 16 bits, all layers together. [B]
 
-        Sliding windows are not taken into account.
-
-        The 8-bit keys of an indexer are included, if the model has one.
+        Sliding windows are not taken into account. The 8-bit keys of an indexer are included.
         """
         chosen_by = self.indexer.key_bytes if self.indexer else 0.0
         return self.cached_layers * (2 * self.kv_width + chosen_by)
 
     @cached_property
     def state_bytes(self) -> float:
-        """Recurrent states of one sequence in all layers, independent of its length. [B]"""
+        """Size of one sequence's recurrent states in all layers, independent of its length. [B]"""
         if self.recurrence is None:
             return 0.0
         layers = sum(shape.mixer == "recurrent" for shape in self.shapes())
@@ -457,8 +462,13 @@ class Model:
         Parameters
         ----------
         tp
-            Tensor-parallel GPUs. KV heads are copied when there are fewer, and so is a
-            latent cache.
+            Tensor-parallel GPUs. KV heads are replicated if there are fewer, and so is a latent
+            cache.
+
+        Returns
+        -------
+        Model
+            The part of one GPU.
 
         Raises
         ------

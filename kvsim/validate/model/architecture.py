@@ -19,27 +19,30 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 @frozen
 class Rope:
-    """Rotation of queries and keys by their positions.
-
-    References
-    ----------
-    .. [1] J. Su et al., "RoFormer", 2021, section 3.2.
-    .. [2] B. Peng et al., "YaRN", ICLR 2024, section 3.
+    """Rotary position embedding [1]_, with its stretching to longer contexts [2]_.
 
     Attributes
     ----------
     dim
-        Numbers of a head, all of which turn.
+        Numbers of a head, all of which are rotated.
+    theta
+        Base of the frequencies.
+    kind
+        Kind of stretching: "default" (none), "linear", "llama3" or "yarn".
     factor
-        How much longer than trained.
-    low
-        llama3: low_freq_factor; yarn: beta_slow.
-    high
-        llama3: high_freq_factor; yarn: beta_fast.
+        Stretched over trained length.
+    low, high
+        ``low_freq_factor`` and ``high_freq_factor`` of llama3; ``beta_slow`` and ``beta_fast`` of
+        yarn.
     trained
         Positions before stretching. [tokens]
     scale
-        Of cosine and sine (yarn).
+        Factor on cosine and sine (yarn).
+
+    References
+    ----------
+    .. [1] J. Su et al., "RoFormer", 2021, section 3.2, https://arxiv.org/abs/2104.09864
+    .. [2] B. Peng et al., "YaRN", ICLR 2024, section 3, https://arxiv.org/abs/2309.00071
     """
 
     dim: int
@@ -52,7 +55,13 @@ class Rope:
     scale: float = 1.0
 
     def frequencies(self) -> Tensor:
-        """Angle per position of every pair of numbers, shape (dim / 2,). [rad/token]"""
+        """Compute the angle per position of every pair of numbers.
+
+        Returns
+        -------
+        Tensor
+            Angles, (dim / 2,). [rad/token]
+        """
         plain = self.theta ** -(torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim)
         if self.kind == "default":
             return plain
@@ -79,12 +88,14 @@ class Rope:
         ----------
         length
             Positions of the table. [tokens]
+        device
+            Device of the table.
         dtype
-            Its number format; angles are computed in fp32.
+            Number format of the table; angles are computed in fp32.
 
         Returns
         -------
-        cos, sin
+        cos, sin : Tensor
             Cosine and sine, each (length, dim).
         """
         positions = torch.arange(length, dtype=torch.float32)
@@ -121,13 +132,24 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
 
     Parameters
     ----------
+    config
+        The parsed fields.
+    dim
+        Numbers of a head.
     max_context
-        Positions that the model supports, the default for those it was trained on. [tokens]
+        Positions that the model supports; default of the positions it was trained on. [tokens]
+    where
+        Name of the configuration in error messages.
+
+    Returns
+    -------
+    Rope
+        The position embedding.
 
     Raises
     ------
     InputError
-        For kinds of stretching that are not known, and for numbers that cannot be right.
+        For unknown kinds of stretching, and for invalid numbers.
     """
     given: dict[str, Any] = {}
     for field in ("rope_scaling", "rope_parameters"):
@@ -178,14 +200,18 @@ POSITION_OFFSET = 2  # OPT leaves the first rows of its table of positions unuse
 
 @frozen
 class Architecture:
-    """A model with the numbers its arithmetic needs.
+    """A model with the numbers that its arithmetic needs.
 
     Attributes
     ----------
+    model
+        Sizes of the model.
     eps
-        Added to a variance before its root.
+        Number added to a variance before its square root, in norms.
+    activation
+        Name of the MLP's activation function.
     rope
-        None where positions are learned.
+        Rotary positions; None if positions are learned.
     """
 
     model: Model
@@ -201,10 +227,20 @@ class Architecture:
     def cut(self, layers: int) -> "Architecture":
         """Cut the model to its first layers.
 
+        Parameters
+        ----------
+        layers
+            Number of layers that stay.
+
+        Returns
+        -------
+        Architecture
+            The shorter model.
+
         Raises
         ------
         InputError
-            If the model has fewer.
+            If the model has fewer layers.
         """
         if not 1 <= layers <= self.model.layers:
             expected = f"expected 1 to {self.model.layers}, the layers of {self.model.name}"
@@ -231,10 +267,24 @@ def load_architecture(name_or_path: str) -> Architecture:
 def read_architecture(config: Mapping[str, object], name: str, where: str) -> Architecture:
     """Read the architecture that a parsed ``config.json`` describes.
 
+    Parameters
+    ----------
+    config
+        The parsed fields.
+    name
+        Name to give the model.
+    where
+        Name of the configuration in error messages.
+
+    Returns
+    -------
+    Architecture
+        The model.
+
     Raises
     ------
     InputError
-        If ``validate`` cannot run models of that family, or a field cannot be right.
+        If ``validate`` cannot run models of that family, or a field is invalid.
     """
     family = config.get("model_type")
     if family not in RUNNABLE_FAMILIES:

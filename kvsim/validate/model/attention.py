@@ -20,25 +20,27 @@ from kvsim.validate.kernels.blockwise import products, ranges, weighted
 
 @frozen
 class Pass:
-    """One forward pass over some sequences, or a chunk of a prompt, as layers see it.
+    """One forward pass over some sequences, or over a chunk of their prompts, as layers see it.
 
-    A sequence's cached tokens are in slots 0, 1, ... ; its new ones take the next positions.
-    Prompts shorter than the longest are followed by tokens that no query sees later.
+    A sequence's cached tokens are in slots 0, 1, ... and its new tokens follow. Prompts shorter
+    than the longest one are padded with tokens that no query sees later.
 
     Attributes
     ----------
     rows
         Which sequences of the batch.
     starts
-        Cached tokens of each of them before this pass. [tokens]
+        Cached tokens of each of these sequences before the pass. [tokens]
     new
-        Query tokens per sequence. [tokens]
+        New tokens per sequence. [tokens]
     positions
-        (sequences, new), on the device.
+        Positions of the new tokens, (sequences, new), on the device.
     turns
-        Cosine and sine there, (sequences, 1, new, dim).
+        Cosine and sine of these positions, (sequences, 1, new, dim); None without rotary positions.
+    kind
+        "prefill", "decode", "draft" or "verify".
     fixed
-        Whether shapes must not follow from starts, as the pass is replayed later.
+        Whether shapes must not depend on ``starts``, because the pass is replayed as a CUDA graph.
     """
 
     rows: slice
@@ -51,7 +53,7 @@ class Pass:
 
     @property
     def uniform(self) -> bool:
-        """Whether the host may say where new tokens go: the same place in all sequences."""
+        """Whether the host knows one slot for the new tokens that holds for all sequences."""
         return not self.fixed and min(self.starts) == max(self.starts)
 
     @property
@@ -61,7 +63,7 @@ class Pass:
 
     @property
     def begins_prompt(self) -> bool:
-        """Whether this is the first chunk of the prompts of a part of the batch."""
+        """Whether this is the first chunk of the prompts of the batch's first sequences."""
         return not self.starts[0] and not self.rows.start
 
     def ends_prompt(self, prompt: int, sequences: int) -> bool:
@@ -91,15 +93,23 @@ are the latest, or where a mask is true."""
 
 
 def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
-    """What each query sees; a mask has the shape (sequences, 1 or KV heads, new, slots).
+    """Describe which cached tokens each query of a pass sees.
 
     Parameters
     ----------
+    step
+        The pass.
     held
-        Position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV
-        heads, slots), below 0 for none; or a number of slots where slot and position are the same.
+        Position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV heads,
+        slots), below 0 for an empty slot; or the number of slots, if slot n holds token n.
     window
-        Tokens that a query sees at most, itself included. [tokens]
+        Most tokens that a query sees, itself included; None for all. [tokens]
+
+    Returns
+    -------
+    Seen
+        "all", "causal" or "later" where a kernel needs no mask, otherwise a mask that is True where
+        a query sees a slot, (sequences, 1 or KV heads, new, slots).
     """
     if isinstance(held, int):
         if window is None or held <= window:
@@ -120,7 +130,22 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
 def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     """Compute softmax attention of queries over keys and values.
 
-    Reads queries, keys and values once and writes the output: scores stay on the chip.
+    Parameters
+    ----------
+    record
+        Counter of the op, which is charged one read of queries, keys and values and one write of
+        the output: attention scores stay on the chip.
+    queries
+        (sequences, heads, new, dim).
+    keys, values
+        (sequences, KV heads, slots, dim).
+    seen
+        Which slots each query sees, as :func:`visible` describes it.
+
+    Returns
+    -------
+    Tensor
+        The output, (sequences, heads, new, dim).
     """
     given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
@@ -193,6 +218,13 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
 def kernels(model: Model, device: torch.device) -> dict[str, str]:
     """Name the kernels that compute a model's attention in fp16.
+
+    Parameters
+    ----------
+    model
+        Sizes of the model.
+    device
+        Device that computes.
 
     Returns
     -------

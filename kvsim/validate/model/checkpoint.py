@@ -29,13 +29,18 @@ ALIGNMENT, MOST_ALIGNMENT = "general.alignment", 2**20
 
 
 def check_header(path: Path) -> None:
-    """Refuse a GGUF file whose header cannot be true.
+    """Refuse a GGUF file with an invalid header.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
 
     Raises
     ------
     InputError
-        If it declares more than the file can hold, nests arrays, has text that is not UTF-8, or a
-        tensor without numbers.
+        If the header declares more than the file can hold, nested arrays, text that is not UTF-8,
+        or a tensor without numbers.
     """
     with open_input(path, WEIGHTS_FILE) as file:
         _Header(file, path).check()
@@ -203,7 +208,7 @@ class Gguf:
             )
 
     def config(self) -> dict[str, object]:
-        """What a ``config.json`` would say."""
+        """Return the fields that a ``config.json`` of the model would have."""
         known = {ours: self._value(theirs) for ours, theirs in GGUF_FIELDS.items()}
         config = {key: value for key, value in known.items() if value is not None}
         if "token_embd.weight" not in self._tensors:
@@ -214,25 +219,41 @@ class Gguf:
 
     @property
     def tokeniser(self) -> dict[str, Any]:
-        """What the file says about its tokeniser, without its prefix."""
+        """Metadata of the tokeniser, by key without ``tokenizer.ggml.``."""
         prefix = "tokenizer.ggml."
         fields = self._fields.items()
         return {k.removeprefix(prefix): value for k, value in fields if k.startswith(prefix)}
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and number format of every tensor; GGUF lists the fastest dimension first."""
+        """Return shape and number format of every tensor.
+
+        Returns
+        -------
+        dict
+            Shape as PyTorch has it (slowest dimension first) and format, by Hugging Face name.
+        """
         return {
             _hugging_face(name): (tuple(map(int, reversed(t.shape))), f"GGUF {t.tensor_type.name}")
             for name, t in self._tensors.items()
         }
 
     def read(self, name: str) -> Tensor:
-        """One tensor, widened; rows of queries and keys back in the order of Hugging Face.
+        """Read one tensor, widened to fp32, with rows of queries and keys in Hugging Face's order.
+
+        Parameters
+        ----------
+        name
+            Hugging Face name of the tensor.
+
+        Returns
+        -------
+        Tensor
+            Its numbers.
 
         Raises
         ------
         InputError
-            If its number format is one that cannot be read.
+            If its number format cannot be read.
         """
         from gguf import dequantize
 
@@ -316,12 +337,19 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
 
 
 def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
-    """Open a model as ``open_model``, a name with the weights that an installed package has of it.
+    """Open a model; weights of a catalogue model may come from an installed Python package.
 
     Parameters
     ----------
     name_or_path
         Name in the catalogue, or a directory or file.
+
+    Returns
+    -------
+    arch : Architecture
+        The model.
+    source : TensorSource or None
+        Its checkpoint; None for random weights.
 
     Raises
     ------
@@ -335,17 +363,24 @@ def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]
 
 
 def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
-    """Open a model that needs real weights; a package may have those of a name.
+    """Open a model that needs real weights, as :func:`open_packaged`.
 
     Parameters
     ----------
     name_or_path
         Name in the catalogue, or a directory or file.
 
+    Returns
+    -------
+    arch : Architecture
+        The model.
+    source : TensorSource
+        Its checkpoint.
+
     Raises
     ------
     InputError
-        If there are none.
+        If there are no weights of the model.
     """
     arch, source = open_packaged(name_or_path)
     if source is None:
@@ -358,7 +393,13 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """Name a checkpoint's file or directory, with SHA-256 of its weights."""
+    """Return the name of a checkpoint's file or directory with the SHA-256 of its weights.
+
+    Parameters
+    ----------
+    source
+        The checkpoint.
+    """
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
@@ -392,7 +433,7 @@ class Safetensors:
             self._open |= dict.fromkeys(file.keys(), file)
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and number format of every tensor."""
+        """Return shape and number format of every tensor, by name."""
         parts = {name: file.get_slice(name) for name, file in self._open.items()}
         return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
 
@@ -404,12 +445,16 @@ class Safetensors:
 
 @frozen
 class Tokeniser:
-    """A checkpoint's tokeniser, and what it starts every text with, if anything.
+    """A checkpoint's tokeniser.
 
     Attributes
     ----------
     backend
-        Tokenizers.Tokenizer.
+        A ``tokenizers.Tokenizer``.
+    start
+        Tokens that every text begins with; empty for none.
+    where
+        Name of the file in error messages.
     """
 
     backend: Any
@@ -427,12 +472,19 @@ class Tokeniser:
         return tokens
 
     def check(self, tokens: list[int], vocabulary: int) -> None:
-        """Refuse tokens that the model has no embedding of.
+        """Refuse tokens for which the model has no embedding.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of a text.
+        vocabulary
+            Tokens that the model knows. [tokens]
 
         Raises
         ------
         InputError
-            If there is one, or none at all.
+            If a token is beyond the vocabulary, or there are no tokens.
         """
         if not tokens:
             raise InputError(f"{self.where}: makes no tokens of the text; fetch it again")

@@ -41,10 +41,16 @@ class Decoder:
 
     Attributes
     ----------
+    arch
+        Sizes of the model.
+    weights
+        Its weights.
     length
-        Positions it is made for. [tokens]
+        Positions that it is made for. [tokens]
+    counter
+        Counter of FLOPs and bytes; counts nothing by default.
     deployment
-        For techniques that weigh copies against compute.
+        Predicted deployment, for techniques that choose between copying and computing.
     """
 
     arch: Architecture
@@ -69,12 +75,23 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
-        """Describe a pass, with the rotations that it needs.
+        """Describe a pass, with the rotations of its positions.
 
         Parameters
         ----------
+        rows
+            Which sequences of the batch.
         starts
-            Cached tokens of each of them. [tokens]
+            Cached tokens of each of these sequences. [tokens]
+        positions
+            Positions of the new tokens, (sequences, new).
+        kind
+            "prefill", "decode", "draft" or "verify".
+
+        Returns
+        -------
+        Pass
+            The pass.
         """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
@@ -98,12 +115,19 @@ class Decoder:
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)
+        """Embed tokens, and add learned positions if the model has them.
 
         Parameters
         ----------
         tokens
-            Numbers in the vocabulary, (sequences, new).
+            Indices in the vocabulary, (sequences, new).
+        positions
+            Positions of the tokens, (sequences, new).
+
+        Returns
+        -------
+        Tensor
+            Hidden states, (sequences, new, hidden).
         """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
@@ -160,12 +184,17 @@ class Decoder:
         return self._multiply("down", weights.down, wide)
 
     def head(self, tensor: Tensor) -> Tensor:
-        """Compute the logits of the next token. (..., vocab)
+        """Compute the logits of the next token.
 
         Parameters
         ----------
         tensor
-            Hidden states, (..., hidden).
+            Hidden states of the last layer, (..., hidden).
+
+        Returns
+        -------
+        Tensor
+            Logits, (..., vocab).
         """
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
@@ -180,10 +209,17 @@ class Decoder:
 
         Parameters
         ----------
+        index
+            Index of the layer.
         tensor
-            Inputs of its projections, (sequences, tokens, hidden).
+            Normed hidden states that its projections read, (sequences, tokens, hidden).
         turns
-            Rotations of the tokens' positions; None where positions are learned.
+            Cosine and sine of the tokens' positions; None if positions are learned.
+
+        Returns
+        -------
+        keys, values : Tensor
+            (sequences, KV heads, tokens, dim) each.
         """
         m, weights = self.arch.model, self.weights.layers[index]
         rows = weights.qkv.rows(m.heads * m.head_dim)

@@ -23,17 +23,19 @@ class Matrix(Protocol):
         """Hidden states (..., inputs) to (..., outputs)."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything it keeps in memory and reads in a product."""
+        """Return every tensor that a product with the matrix reads."""
 
 
 @frozen
 class Linear:
-    """A plain matrix with its bias, if any.
+    """A weight matrix in a floating-point format.
 
     Attributes
     ----------
     weight
         (outputs, inputs).
+    bias
+        (outputs,); None for no bias.
     """
 
     weight: Tensor
@@ -44,16 +46,21 @@ class Linear:
         return F.linear(tensor, self.weight, self.bias)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weight, and the bias where there is one."""
+        """Return the weight, and the bias if there is one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def rows(self, start: int, stop: int | None = None) -> "Linear":
-        """Take the rows that give some of the outputs, without a copy.
+        """Select some of the outputs, without a copy.
 
         Parameters
         ----------
         start, stop
-            First output, and the one behind the last; all that follow if no stop is given.
+            First output, and the one after the last; None for all that follow.
+
+        Returns
+        -------
+        Linear
+            The part of the matrix.
         """
         part = slice(start, stop)
         return Linear(self.weight[part], None if self.bias is None else self.bias[part])
@@ -80,13 +87,17 @@ class Norm:
         return F.layer_norm(tensor, self.weight.shape, self.weight, self.bias, self.eps)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weight, and the bias where there is one."""
+        """Return the weight, and the bias if there is one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 @frozen
 class LayerWeights:
-    """One decoder layer; queries, keys and values are one matrix, and so are gate and up."""
+    """The weights of one decoder layer.
+
+    ``qkv`` is one matrix of queries, keys and values, and ``up`` one of the MLP's gate and up
+    projection.
+    """
 
     attn_norm: Norm
     qkv: Linear
@@ -98,7 +109,7 @@ class LayerWeights:
     k_norm: Norm | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything the layer keeps in memory."""
+        """Yield every tensor of the layer."""
         for part in (self.attn_norm, self.qkv, self.out, self.mlp_norm, self.up, self.down):
             yield from part.tensors()
         for norm in (self.q_norm, self.k_norm):
@@ -124,7 +135,7 @@ class Weights:
     head: Linear
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once, a tied head under its embedding."""
+        """Yield every tensor once; a head that is tied to the embedding is not repeated."""
         yield self.embedding
         if self.positions is not None:
             yield self.positions
@@ -153,6 +164,8 @@ def build(arch: Architecture, get: Get) -> Weights:
 
     Parameters
     ----------
+    arch
+        Sizes of the model.
     get
         Returns a tensor by its Hugging Face name and shape. Called once for each tensor, in the
         order of their use.
@@ -265,16 +278,27 @@ class TensorSource(Protocol):
     Attributes
     ----------
     where
-        What messages call it.
+        Path of the checkpoint, also for error messages.
     """
 
     where: str
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and number format of every tensor, without reading any."""
+        """Return shape and number format of every tensor by name, without reading any."""
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in a floating-point format."""
+        """Read one tensor in a floating-point format.
+
+        Parameters
+        ----------
+        name
+            Hugging Face name of the tensor.
+
+        Returns
+        -------
+        Tensor
+            Its numbers.
+        """
 
 
 def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
@@ -322,17 +346,28 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
 def load_weights(
     arch: Architecture, source: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """Load the weights of a checkpoint; all of it is checked before the first tensor is read.
+    """Load the weights of a checkpoint; names and shapes are checked before any tensor is read.
 
     Parameters
     ----------
+    arch
+        Sizes of the model.
+    source
+        The checkpoint.
+    device
+        Device to load to.
     dtype
-        Number format that they are converted to.
+        Number format that tensors are converted to.
+
+    Returns
+    -------
+    Weights
+        The loaded weights.
 
     Raises
     ------
     InputError
-        As ``find_tensors``; or naming a tensor that holds NaN or infinity.
+        If a tensor is missing or has another shape (``find_tensors``), or holds NaN or infinity.
     """
     found = find_tensors(arch, source)
 
@@ -357,7 +392,7 @@ def _floating(kind: str) -> bool:
 
 
 def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
-    """Compute the memory of a model's weights, a tied head counted once. [B]
+    """Compute the memory of a model's weights, counting a tied head once.
 
     Parameters
     ----------
@@ -365,17 +400,31 @@ def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
         Sizes of the model.
     dtype
         Number format of all tensors.
+
+    Returns
+    -------
+    int
+        Memory. [B]
     """
     numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
     return numbers * dtype.itemsize
 
 
 def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
-    """Compute the memory of the keys and values of all layers. [B]
+    """Compute the memory of the keys and values of all layers.
 
     Parameters
     ----------
+    model
+        Sizes of the model.
     tokens
         Tokens of all sequences together. [tokens]
+    dtype
+        Number format of keys and values.
+
+    Returns
+    -------
+    int
+        Memory. [B]
     """
     return model.layers * model.kv_width * tokens * dtype.itemsize
