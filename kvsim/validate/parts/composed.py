@@ -37,9 +37,10 @@ from kvsim.validate.transfer import Transfers
 
 
 class Composed(LayeredRun):
-    """A technique on one decoder, for one batch of prompts.
+    """A technique that runs on one decoder for one batch of prompts.
 
-    Layers do what the technique's parts say, each by the class that ``registry`` finds for a part.
+    Each layer does what the parts of the technique state, by the implementation that ``registry``
+    finds for each part.
     """
 
     instead: Mapping[type, type] = MappingProxyType({})
@@ -90,13 +91,29 @@ class Composed(LayeredRun):
 
     @property
     def op_periods(self) -> dict[str, int]:
-        """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
+        """Appended tokens per run of ops that do not run in every round, by op. [tokens]"""
         return {op: steps for layer in self.layers for op, steps in layer.kv.op_periods.items()}
 
     # the batch
 
     def tiles(self, layer: int) -> list[slice]:
-        """Split the batch into parts that pass through a layer one after another."""
+        """Split the batch into the parts that pass through a layer one after another.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+
+        Returns
+        -------
+        list of slice
+            Sequences of each part.
+
+        Raises
+        ------
+        InputError
+            If the batch is not a multiple of the number of parts.
+        """
         parts, name = self.parts[layer].placement.tiles, self.technique.name
         if self.batch % parts:
             raise InputError(
@@ -109,14 +126,21 @@ class Composed(LayeredRun):
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """Split the prompts into parts that pass through a layer one after another.
 
-        Whole prompts where the layer's placement can do so: keys and values are then read once per
-        prompt, and not once for every few tokens of all of them.
+        If the placement allows it, a part has whole prompts, so that keys and values are read once
+        per prompt and not once for every few tokens of all prompts.
 
         Parameters
         ----------
+        layer
+            Index of the layer.
         most
-            Prompt tokens that pass through a layer at once; a longer prompt makes a part by itself.
+            Prompt tokens that pass through a layer at once; a longer prompt is a part of its own.
             [tokens]
+
+        Returns
+        -------
+        list of slice
+            Sequences of each part.
         """
         parts, each = self.tiles(layer), max(1, most // self.prompt)
         if not self.placements[layer].prompts_one_by_one:
@@ -132,10 +156,28 @@ class Composed(LayeredRun):
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with one chunk of the prompt, in full precision.
+        """Attend with one chunk of the prompts, in full precision.
 
-        Where its store is plain and the prompt has room, straight in the cache. Otherwise one
-        layer's prompt is kept until it is whole.
+        Chunks are stored in the cache directly if it is not packed and has space for the prompts.
+        Otherwise the prompts of one layer are kept in a buffer until they are complete.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        tensor
+            Normed inputs of the layer, (sequences, new, hidden).
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
         """
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
@@ -155,7 +197,10 @@ class Composed(LayeredRun):
     def keep_and_attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk of a prompt that is kept apart, and store it when it is whole."""
+        """Attend with a chunk of prompts that are kept in a buffer until they are complete.
+
+        The parameters and the result are as those of :meth:`prefill`.
+        """
         count = self.batch // len(self.tiles(layer))
         if self._scratch is None or len(self._scratch[0]) < count:
             m, where = self.model, self.decoder
@@ -173,27 +218,33 @@ class Composed(LayeredRun):
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk to its prompt so far; drafts may have a cache that reads it too."""
+        """Attend with a chunk to its prompt so far, and let the drafter see the queries.
+
+        The parameters and the result are as those of :meth:`prefill`, with keys and values of the
+        whole prompt so far.
+        """
         cache = self.visits[layer, self._first]
         out = cache.attend_prompt(queries, keys, values, step)
         self.drafter.observe(cache.context.visit, queries, step)
         return out
 
     def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store what stays of a layer's prompt, once drafts have what they keep of it.
+        """Store what the technique keeps of a layer's prompts, after drafts have taken their copy.
 
         Parameters
         ----------
+        layer
+            Index of the layer.
         keys, values
-            (batch, KV heads, longest prompt, dim), overwritten afterwards. Beyond a sequence's own
-            length they hold numbers that no query may see.
+            (batch, KV heads, longest prompt, dim), overwritten afterwards. Behind the end of a
+            shorter prompt they hold numbers that no query may see.
         """
         cache = self.visits[layer, self._first]
         self.drafter.store_prompt(cache.context.visit, keys, values)
         cache.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
-        """Free what only the prompt needed: every layer has read it."""
+        """Free the buffers that only the prompts need, once every layer has read them."""
         self._scratch = None
         for layer in self.layers:
             layer.prompt_done()
@@ -201,7 +252,13 @@ class Composed(LayeredRun):
             placement.prompt_done()
 
     def after_prompt(self, run: RunningGeneration) -> None:
-        """Let layers look at the prompt again, and who drafts or guesses read it too."""
+        """Let layers and the drafter do their work between the prompt and the first round.
+
+        Parameters
+        ----------
+        run
+            The generation that is running.
+        """
         for layer in self.layers:
             layer.after_prompt(run)
         self.drafter.after_prompt(run)
@@ -209,7 +266,13 @@ class Composed(LayeredRun):
     # rounds
 
     def decode_round(self, run: RunningGeneration) -> None:
-        """Run one decoding round; then stores may pack what stays."""
+        """Run one decoding round, after which caches may pack the tokens that stay.
+
+        Parameters
+        ----------
+        run
+            The generation that is running.
+        """
         before = run.cached
         self.drafter.decode_round(run)
         for layer in self.layers:
@@ -224,6 +287,19 @@ class Composed(LayeredRun):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """Store new tokens and attend with them, in any pass after the prompt.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        tensor
+            Normed inputs of the layer, (sequences, new, hidden).
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
 
         Returns
         -------
@@ -251,22 +327,57 @@ class Composed(LayeredRun):
         return placement.answer(attended)
 
     def attends_async(self, layer: int) -> bool:
-        """Tell whether the part before may still wait for its attention when this layer starts."""
+        """Tell whether the batch's previous part may still be in attention when a layer starts.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        """
         placement = self.placements[layer]
         return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Show it to heads, which draft from hidden states."""
+        """Pass a layer's output on to the drafter, as draft heads start from hidden states.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        hidden
+            Its output, (sequences, new, hidden).
+        step
+            The pass; those of drafts are not passed on.
+        """
         if step.kind != "draft":
             self.drafter.on_layer_output(layer, hidden, step)
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Drafts may have narrower ones; placements may stream them."""
+        """Return the weights of a layer, which may be quantised for drafts, or streamed.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        kind
+            Kind of the pass.
+        """
         drafted = self.drafter.weights(layer) if kind == "draft" else None
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
     def round_room(self, cached: list[int]) -> int:
-        """What every layer's store takes until some tokens have to be packed [tokens]."""
+        """Count the tokens that every layer can append before some have to be packed.
+
+        Parameters
+        ----------
+        cached
+            Cached tokens of each sequence. [tokens]
+
+        Returns
+        -------
+        int
+            New tokens of every sequence, at most the drafts and one more. [tokens]
+        """
         takes = (
             layer.kv.room_left(n)
             for layer in self.layers
@@ -277,13 +388,19 @@ class Composed(LayeredRun):
     # memory
 
     def resident(self) -> Resident:
-        """Every tensor kept between layers, besides weights, hidden states and logits."""
+        """Return every tensor that is kept between layers, by memory tier and buffer.
+
+        Weights, hidden states and logits are not included.
+        """
         layers = (layer.resident() for layer in self.layers)
         placements = (placement.resident() for placement in self._placements_once())
         return join_resident(*layers, self.drafter.resident(), *placements)
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
-        """Bytes by tier and buffer, one layer's prompt included while it is there [B]."""
+        """Return the resident bytes by memory tier and buffer. [B]
+
+        While prompts are read, the buffer of one layer's prompts is included.
+        """
         sizes = {
             tier: {name: size(*tensors) for name, tensors in buffers.items()}
             for tier, buffers in self.resident().items()
@@ -295,7 +412,7 @@ class Composed(LayeredRun):
         return sizes
 
     def close(self) -> None:
-        """End the lanes of every placement."""
+        """End the copy threads or streams of every placement."""
         for placement in self._placements_once():
             placement.close()
 
@@ -319,17 +436,27 @@ class Composed(LayeredRun):
         return ""
 
     def branch(self, cached: list[int]) -> Hashable:
-        """Key of the work that the next round does on the GPU; none for a round never replayed.
+        """Return a key for the GPU work of the next round; rounds with equal keys do the same work.
 
-        Rounds with the same key are the same work. Shapes of a pass that is ``fixed`` then follow
-        from nothing else: where tokens go and what they see is known on the device alone.
+        In a replayed pass (``fixed``), shapes depend on nothing else: the slots of new tokens and
+        what queries see are computed on the device.
+
+        Parameters
+        ----------
+        cached
+            Cached tokens of each sequence. [tokens]
+
+        Returns
+        -------
+        Hashable
+            The key; None for a round that must not be replayed as a CUDA graph.
         """
         found = {layer.kv.branch(slots) for layer, slots in self._slots_after(cached)}
         return None if None in found else frozenset(found)
 
     @property
     def reads_all_slots(self) -> bool:
-        """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
+        """Whether attention of a replayed round reads all slots of a cache, under a mask."""
         return any(layer.kv.reads_all_slots for layer in self.layers)
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
@@ -349,11 +476,24 @@ class Composed(LayeredRun):
 
     @property
     def guesses(self) -> str:
-        """The technique whose rounds decode a guess of the next token, if there is one."""
+        """Name of the technique that decodes a guess with every token; empty for none."""
         return next((layer.guesses for layer in self.layers if layer.guesses), "")
 
     def make_store(self, context: LayerContext, slots: int) -> KvStore:
-        """Make a layer's storage where its placement wants it."""
+        """Create the storage of a layer in the memory that its placement chooses.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        slots
+            Tokens per sequence to allocate. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The empty storage.
+        """
         stored = context.parts.storage
         widened = stored.read != stored.stored  # packed on the host alone
         kind: type[KvStore] = Fp16 if widened else self._find(KvStore, stored)  # type: ignore[type-abstract]
@@ -364,15 +504,35 @@ class Composed(LayeredRun):
         return self.placements[context.layer].make_store(kind, context, slots)
 
     def transfers(self, layer: int) -> Transfers:
-        """The lanes of the layer's placement."""
+        """Return the copy streams that a layer's placement uses.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        """
         return self.placements[layer].lanes()
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """What the layers of one part of the batch share."""
+        """Return the objects that all layers share for one part of the batch.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the part.
+        """
         return self.shared(("part", rows.start), SharedObjects)
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """What layers share: made when first asked for."""
+        """Return an object that layers share; it is created at the first call with its key.
+
+        Parameters
+        ----------
+        key
+            Key of the object.
+        make
+            Creates the object.
+        """
         return self.common.get(key, make)
 
     def _find(self, base: type[Piece], part: Part) -> type[Piece]:
@@ -398,7 +558,13 @@ class Composed(LayeredRun):
 
 
 def default_deployment(model: Model) -> Deployment:
-    """A model on a common card, by which techniques weigh copies where nothing is predicted."""
+    """Return a deployment on a common card, for techniques that need one if nothing is predicted.
+
+    Parameters
+    ----------
+    model
+        The model.
+    """
     return Deployment(model, load_hardware("a6000"), load_stack("kvsim"))
 
 

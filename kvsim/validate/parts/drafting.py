@@ -72,13 +72,24 @@ class Int4Matrix:
         return out if self.bias is None else out + self.bias
 
     def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix (outputs, inputs) widened, where it is not tiled."""
+        """Return the dequantised matrix; only for codes that are not tiled.
+
+        Parameters
+        ----------
+        dtype
+            Number format of the result.
+
+        Returns
+        -------
+        Tensor
+            (outputs, inputs).
+        """
         steps = unpack(self.codes, 4).float() - 8.0
         scale = self.scale.float().repeat_interleave(WEIGHT_GROUP, dim=1)[:, : steps.shape[1]]
         return (steps * scale).to(dtype)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Codes, scales and bias."""
+        """Return the codes, the scales and, if there is one, the bias."""
         own = (self.codes, self.scale)
         return own if self.bias is None else (*own, self.bias)
 
@@ -134,7 +145,20 @@ def scales_and_zeros(scale: Tensor) -> Tensor:
 
 
 def int4(weight: Tensor, bias: Tensor | None = None) -> Int4Matrix:
-    """Pack a weight matrix in four bits, row by row."""
+    """Quantise a weight matrix to four bits, with scales per row and group.
+
+    Parameters
+    ----------
+    weight
+        (outputs, inputs).
+    bias
+        (outputs,); None for no bias.
+
+    Returns
+    -------
+    Int4Matrix
+        The packed matrix; the bias is kept as it is.
+    """
     codes, scale = _by_rows(weight, _packed_rows)
     return Int4Matrix(codes, scale, bias)
 
@@ -175,14 +199,14 @@ Visit = tuple[int, int]
 
 
 class Drafter:
-    """How a run decodes its rounds; the base decodes one token per sequence.
+    """Decodes the rounds of a run; this base class decodes one token per sequence, without drafts.
 
     Parameters
     ----------
     run
-        The run whose layers it drafts for.
+        The run that it decodes for.
     part
-        What the technique says of its drafts.
+        The technique's settings of its drafts.
     """
 
     differences: Mapping[str, str] = NONE
@@ -192,37 +216,86 @@ class Drafter:
         self.run, self.part = run, part
 
     def ready(self) -> None:
-        """Make what drafts need: every layer of the model has its cache now."""
+        """Allocate what drafts need; called when every layer has its cache."""
 
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Look at the queries of a chunk of prompts."""
-
-    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
-        """Keep what drafts need of a layer's prompts.
+        """Use the queries of a chunk of prompts; the base class ignores them.
 
         Parameters
         ----------
+        visit
+            Index of the layer, and first sequence of the part of the batch.
+        queries
+            (sequences, heads, new, dim).
+        step
+            The pass.
+        """
+
+    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+        """Copy what drafts need of a layer's prompts; nothing in the base class.
+
+        Parameters
+        ----------
+        visit
+            Index of the layer, and first sequence of the part of the batch.
         keys, values
-            Those of the prompts, (batch, KV heads, longest prompt, dim).
+            (batch, KV heads, longest prompt, dim).
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Keep the new tokens of a pass that verifies drafts."""
+        """Copy what drafts need of the tokens that a pass verifies; nothing in the base class.
+
+        Parameters
+        ----------
+        visit
+            Index of the layer, and first sequence of the part of the batch.
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+        """
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
+        """Use the output of a layer; the base class ignores it.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        hidden
+            Its output, (sequences, new, hidden).
+        step
+            The pass.
+        """
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do what comes between the first token and the first round."""
+        """Do the drafter's work between the first token and the first round.
+
+        Parameters
+        ----------
+        generation
+            The generation that is running.
+        """
 
     # drafts by the model's own layers
 
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Attend with a draft over a cache of its own.
+        """Attend in a draft pass, if drafts have a cache of their own.
+
+        Parameters
+        ----------
+        visit
+            Index of the layer, and first sequence of the part of the batch.
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
 
         Returns
         -------
@@ -232,7 +305,12 @@ class Drafter:
         return None
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Return what a layer is multiplied with in a draft.
+        """Return the weights of a layer in draft passes.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
 
         Returns
         -------
@@ -244,12 +322,18 @@ class Drafter:
     # rounds
 
     def decode_round(self, generation: RunningGeneration) -> None:
-        """Decode one token per sequence."""
+        """Decode one token per sequence.
+
+        Parameters
+        ----------
+        generation
+            The generation that is running, which gets the tokens.
+        """
         logits = generation.forward(generation.last[:, None], "decode")
         generation.emit(generation.choose(logits), logits=logits)
 
     def resident(self) -> Resident:
-        """Every tensor that is kept for drafts."""
+        """Return every tensor that is kept for drafts, by memory tier and buffer."""
         return {}
 
 
@@ -299,7 +383,13 @@ class SpeculativeDrafter(Drafter):
         return None
 
     def decode_round(self, generation: RunningGeneration) -> None:
-        """Draft as many tokens as there is room for, verify them together, keep what agrees."""
+        """Draft tokens, verify them in one pass, and keep those that the model agrees with.
+
+        Parameters
+        ----------
+        generation
+            The generation that is running, which gets the tokens.
+        """
         gamma = min(self.run.gamma, self.run.round_room(generation.cached) - 1)
         self.run.drafted.append(gamma)
         tokens, shares = self._draft(generation, gamma)
@@ -333,7 +423,7 @@ class SpeculativeDrafter(Drafter):
 
 
 class SelfDrafter(SpeculativeDrafter):
-    """Drafts by the model's own layers, whose MLPs may be rounded to four bits for it."""
+    """Drafts with the model's own layers, whose MLPs may be quantised to four bits in drafts."""
 
     def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)
@@ -343,11 +433,17 @@ class SelfDrafter(SpeculativeDrafter):
         self.narrow = [replace(w, up=_int4(w.up), down=_int4(w.down)) for w in layers]
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """A layer with its MLP in four bits."""
+        """Return a layer with its MLP in four bits; None if drafts use the model's weights.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        """
         return self.narrow[layer] if self.narrow else None
 
     def resident(self) -> Resident:
-        """The narrow MLPs; biases are the model's own."""
+        """Return the quantised MLPs; their biases are the model's own."""
         matrices = [m for w in self.narrow for m in (w.up, w.down)]
         if not matrices:
             return {}

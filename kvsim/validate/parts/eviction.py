@@ -18,29 +18,31 @@ Positions = TypeVar("Positions", int, Tensor)
 
 
 class EvictingCache(LayerCache):
-    """A selection that cuts the prompt to ``budget`` tokens."""
+    """Base of caches that keep at most ``budget`` tokens of each prompt."""
 
     in_order = False
 
     @property
     def budget(self) -> int:
-        """Tokens of the prompt that stay at most."""
+        """Most tokens of a prompt that stay in the cache. [tokens]"""
         raise NotImplementedError
 
     @property
     def direct(self) -> bool:
-        """Where nothing of any prompt is dropped."""
+        """Whether prompts are stored chunk by chunk, as nothing of any prompt is evicted."""
         return self.kv.plain and self.prompt <= self.budget
 
     def keep(self, keys: Tensor, values: Tensor, index: Tensor, kv: KvStore | None = None) -> None:
-        """Store chosen tokens of the prompt.
+        """Store chosen tokens of the prompts.
 
         Parameters
         ----------
+        keys, values
+            (batch, KV heads, longest prompt, dim).
         index
-            Tokens to store, (batch, KV heads, slots).
+            Positions of the tokens to store, (batch, KV heads, slots).
         kv
-            Where to store them; the layer's own storage if not given.
+            Storage to write to; None for the layer's own.
         """
         into = kv or self.kv
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
@@ -54,7 +56,17 @@ class EvictingCache(LayerCache):
 
 
 class RingCache(EvictingCache):
-    """A cache of ``budget`` tokens per sequence, of which the first ``sink`` are no ring."""
+    """A cache of the first ``sink`` tokens of a sequence and its ``recent`` latest ones.
+
+    The latest tokens are in a ring: a new token overwrites the oldest one.
+
+    Attributes
+    ----------
+    sink
+        First tokens, which are never evicted. [tokens]
+    recent
+        Latest tokens. [tokens]
+    """
 
     sink: int
     recent: int
@@ -65,16 +77,21 @@ class RingCache(EvictingCache):
 
     @property
     def budget(self) -> int:
-        """Sinks and ring together."""
+        """Tokens that a full cache holds, ``sink + recent``. [tokens]"""
         return self.sink + self.recent
 
     @property
     def slots(self) -> int:
-        """The budget, or fewer where the text is shorter."""
+        """Allocated slots per sequence: the budget, or fewer for short texts. [tokens]"""
         return min(self.budget, self.capacity)
 
     def ring(self, lengths: Tensor) -> Tensor:
-        """Compute which token is in every slot, where the first ones never leave.
+        """Compute which token is in every slot.
+
+        Parameters
+        ----------
+        lengths
+            Tokens of each sequence so far, (batch,). [tokens]
 
         Returns
         -------
@@ -104,7 +121,18 @@ class RingCache(EvictingCache):
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
     def visible_nearby(self, step: Pass) -> Seen:
-        """State what queries of the prompt see of the first tokens and the window alone."""
+        """Return the mask by which prompt queries see only the first tokens and their latest ones.
+
+        Parameters
+        ----------
+        step
+            The pass over a chunk of the prompt.
+
+        Returns
+        -------
+        Seen
+            As ``validate.model.attention.visible``; (sequences, 1, new, tokens) if it is a mask.
+        """
         if step.length <= self.budget:
             return visible(step, step.length)
         keys = torch.arange(step.length, device=step.positions.device)
@@ -112,12 +140,17 @@ class RingCache(EvictingCache):
         return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Place one new token per sequence.
+        """Return the slots for one new token per sequence.
+
+        Parameters
+        ----------
+        step
+            The pass.
 
         Returns
         -------
         SlotRange
-            Slots of the new tokens, and the slots in use after them.
+            Slots of the new tokens, and the slots in use after the pass.
         """
         first = self.slot(step.starts[0]) if step.uniform else None
         ends = tuple(min(n + 1, self.slots) for n in step.starts)
@@ -125,9 +158,9 @@ class RingCache(EvictingCache):
 
 
 class CutCache(EvictingCache):
-    """A prompt of which every KV head keeps the best tokens, in their order, and all that follow.
+    """A cache of the best tokens of each prompt, chosen per KV head, and of all generated tokens.
 
-    A technique scores the prompt's tokens in ``score``.
+    Subclasses score the prompt's tokens in ``score``. Tokens stay in the order of their positions.
     """
 
     replays = True
@@ -158,23 +191,35 @@ class CutCache(EvictingCache):
 
     @property
     def budget(self) -> int:
-        """Tokens of the prompt that stay."""
+        """Most tokens of a prompt that stay in the cache. [tokens]"""
         return self._budget
 
     @property
     def slots(self) -> int:
-        """What stays of the prompt, and all that follows."""
+        """Allocated slots per sequence: kept prompt tokens and all generated ones. [tokens]"""
         return min(self.budget, self.context.run.prompt) + self.context.run.beyond
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Score all tokens, keep the best."""
+        """Store the best tokens of each prompt by their scores, or all if they fit in the budget.
+
+        Parameters
+        ----------
+        keys, values
+            (batch, KV heads, longest prompt, dim).
+        """
         if self.prompt <= self.budget:
             super().store_prompt(keys, values)
         else:
             self.cut(keys, values)
 
     def cut(self, keys: Tensor, values: Tensor) -> None:
-        """Keep the best tokens of a prompt, or all where all have room."""
+        """Score the prompts' tokens and store the best, or all if they fit in the budget.
+
+        Parameters
+        ----------
+        keys, values
+            (batch, KV heads, longest prompt, dim).
+        """
         first = torch.arange(min(self.budget, self.prompt), device=keys.device)
         if self.prompt <= self.budget:
             self.keep(keys, values, first.expand(self.batch, keys.shape[1], -1))
@@ -191,13 +236,45 @@ class CutCache(EvictingCache):
         self.keep(keys, values, index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Generated tokens follow what is kept."""
+        """Store generated tokens behind the kept ones, and attend to all of them.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """All but those that were cut from the prompts."""
+        """Subtract the evicted prompt tokens from the length of each sequence.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of each sequence. [tokens]
+
+        Returns
+        -------
+        list of int
+            Tokens of each sequence that are in the cache. [tokens]
+        """
         return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Behind what is kept of every prompt."""
+        """Return the slots of new tokens, behind those kept of every prompt.
+
+        Parameters
+        ----------
+        step
+            The pass.
+        """
         return SlotRange.after_cached(step, self.evicted, self._moved)

@@ -20,12 +20,14 @@ from kvsim.validate.parts.store import Resident, RunningGeneration
 
 
 class DraftLayers:
-    """What they cost is real, what they propose is not.
+    """Decoder layers with random weights and a cache, for draft heads.
+
+    They take as much time and memory as trained ones, but their drafts mean nothing.
 
     Parameters
     ----------
     arch
-        The layers, with an embedding and a head that need not be used.
+        Sizes of the layers; the embedding and head need not be used.
     """
 
     def __init__(self, run: LayeredRun, arch: Architecture) -> None:
@@ -35,12 +37,19 @@ class DraftLayers:
         self.cache = Composed(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def positions(self, begins: list[int], new: int) -> Tensor:
-        """Compute the positions of new tokens. (sequences, new)
+        """Compute the positions of new tokens.
 
         Parameters
         ----------
         begins
             Position of the first new token of each sequence.
+        new
+            New tokens per sequence. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Positions, (sequences, new).
         """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
@@ -154,7 +163,22 @@ class DraftHeads(SpeculativeDrafter):
         self.before = ends
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Logits (batch, 1, vocab) after the newest token of every sequence."""
+        """Compute the logits by which the next draft of every sequence is chosen.
+
+        Parameters
+        ----------
+        generation
+            The generation that is running.
+        tokens
+            Newest token of every sequence, (batch, 1).
+        ahead
+            Number of drafts before this one in the round.
+
+        Returns
+        -------
+        Tensor
+            Logits, (batch, 1, vocab).
+        """
         self.run.counter.begin("draft")
         if ahead:
             begins = [n + ahead - 1 for n in generation.cached]
@@ -164,7 +188,7 @@ class DraftHeads(SpeculativeDrafter):
         return self._head(self.hidden)
 
     def resident(self) -> Resident:
-        """The layer's matrices, those that join and choose, and a cache."""
+        """Return the head's weight matrices and its cache."""
         more = [m for m in (self.fuse, self.join, self.logits) if m is not None]
         matrices = [*self.layers.matrices(), *more]
         return {"gpu": {"draft weights": matrices, "draft kv": self.layers.kv()}}

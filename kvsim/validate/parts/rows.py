@@ -32,7 +32,7 @@ PACKED_AT_ONCE = {
 
 
 class Codec(ABC):
-    """How the numbers of one token and KV head become the parts of a row."""
+    """Encoding of the numbers of one token and KV head as a row of one or more parts."""
 
     @abstractmethod
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
@@ -66,39 +66,66 @@ class Codec(ABC):
 
     @abstractmethod
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange parts as attention reads them.
+        """Arrange encoded parts as attention kernels read them.
 
         Parameters
         ----------
         parts
-            (sequences, KV heads, tokens, width) each, as ``encode`` made them.
+            (sequences, KV heads, tokens, width) each, as ``encode`` returned them.
+
+        Returns
+        -------
+        Store
+            A view of the parts.
         """
 
 
 class Plain(Codec):
-    """Numbers as they are."""
+    """Codec of unpacked numbers, which are stored as they are."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """One part, which has all of them."""
+        """Return the size and number format of the only part.
+
+        Parameters
+        ----------
+        dim
+            Numbers of a head.
+        dtype
+            Their format.
+        """
         return [(dim, dtype)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """They stay as they are."""
+        """Return the numbers unchanged, as the only part.
+
+        Parameters
+        ----------
+        numbers
+            (sequences, KV heads, tokens, dim).
+        """
         return [numbers]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """As rows of 16 bits."""
+        """Arrange the numbers as rows of 16 bits that need no unpacking.
+
+        Parameters
+        ----------
+        parts
+            The only part, (sequences, KV heads, tokens, dim).
+        """
         return EncodedRows.from_parts(parts, 16, lambda parts: parts[0].float())
 
 
 @frozen
 class EncodedRows(Store):
-    """Rows that a function widens; kernels that unpack by themselves do not know them.
+    """Rows that a Python function dequantises, for formats without a fused attention kernel.
 
     Attributes
     ----------
+    widen
+        Computes fp32 numbers, (sequences, KV heads, tokens, dim), from the parts of rows.
     more
-        Further parts of a row.
+        Parts of a row besides ``codes``.
     """
 
     fused: ClassVar[bool] = False
@@ -122,24 +149,41 @@ class EncodedRows(Store):
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
 
     def sequences(self, part: slice) -> Self:
-        """Those of some sequences, without a copy."""
+        """Select some sequences, without a copy.
+
+        Parameters
+        ----------
+        part
+            Which sequences.
+        """
         assert self.widen is not None
         return self.from_parts([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows ``start`` to ``stop`` widened, in fp32."""
+        """Dequantise a range of tokens.
+
+        Parameters
+        ----------
+        start, stop
+            First token, and the one after the last; None for all that follow.
+
+        Returns
+        -------
+        Tensor
+            fp32 numbers, (sequences, KV heads, tokens, dim).
+        """
         assert self.widen is not None
         return self.widen([t[:, :, start:stop] for t in (self.codes, *self.more)])
 
 
 class TokenRows:
-    """Keys or values of a layer, a row per slot.
+    """Keys or values of a layer, with one encoded row per slot, sequence and KV head.
 
     Parameters
     ----------
     host
-        Makes room in host memory, for a record of each slot with all of its parts,
-        (slots, sequences, KV heads, width); otherwise rows are where the room makes them.
+        Allocates host memory for rows that are not on the GPU: one record per slot with all parts,
+        (slots, sequences, KV heads, width). None for rows on the GPU.
     """
 
     def __init__(self, codec: Codec, room: CacheRoom, slots: int, host: Host | None = None) -> None:
@@ -281,7 +325,7 @@ class TokenRows:
         return self.codec.store(parts).numbers().to(self.dtype)
 
     def store(self) -> Store:
-        """All rows as attention reads them."""
+        """Arrange all rows as attention kernels read them."""
         return self.codec.store(self.parts)
 
     def read(self, ends: tuple[int, ...]) -> list[Tensor]:
@@ -306,7 +350,7 @@ class TokenRows:
 
 
 class PerTokenCache(KvStore):
-    """Keys and values in rows of their own; subclasses say how they are encoded."""
+    """Base of storages that encode each token by itself; subclasses choose the codecs."""
 
     fetches_values, replays = True, True
 
@@ -320,27 +364,71 @@ class PerTokenCache(KvStore):
 
     @abstractmethod
     def codecs(self) -> tuple[Codec, Codec]:
-        """Of keys and of values."""
+        """Return the codec of keys and that of values."""
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Encode the tokens of a prompt."""
+        """Encode the tokens of a prompt in the first slots.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence to store. [tokens]
+        plainly
+            Name of the op that is charged for storing unpacked numbers.
+        """
         most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op(plainly if column.plain else "quantise") as record:
                 column.fill(record, numbers[:, :, :most])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Plain rows as they are."""
+        """Return keys and values of the first tokens, if they are not packed.
+
+        Parameters
+        ----------
+        tokens
+            Number of tokens. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, (sequences, KV heads, tokens, dim) each.
+        """
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Encode the tokens of a pass."""
+        """Encode the new tokens of a pass in their slots.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op("attn" if column.plain else "quantise") as record:
                 column.write(record, numbers, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Fused where numbers are plain; otherwise rows are widened on their way."""
+        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         with self.counter.op("attn") as record:
             if self.plain:
                 keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))
@@ -351,7 +439,24 @@ class PerTokenCache(KvStore):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Scores leave the kernel."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, 1, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        out : Tensor
+            The output, (sequences, heads, 1, dim).
+        weights : Tensor
+            Attention weight of every slot, (sequences, heads, 1, slots).
+        """
         with self.counter.op("attn") as record:
             if not self.plain:
                 view = self._view(span)
@@ -380,20 +485,32 @@ class PerTokenCache(KvStore):
         return scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Every part of every row that is on the GPU."""
+        """Return the parts of all rows on the GPU, under the buffer name ``kv``."""
         return {"kv": [*self.k.parts, *(() if self.values_on_host else self.v.parts)]}
 
     @property
     def reads_all_slots(self) -> bool:
-        """But where a kernel unpacks the rows: it reads up to each sequence's own end."""
+        """Whether attention of a replayed pass reads all slots; kernels that unpack rows do not."""
         return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """A row per token."""
+        """Count the rows in use: one per token, in every part of keys and values.
+
+        Parameters
+        ----------
+        ends
+            Tokens of each sequence. [tokens]
+        """
         return [max(ends)] * (len(self.k.parts) + len(self.v.parts))
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Keys' parts, then values'."""
+        """Replace the tensors of keys and values by others of the same shapes.
+
+        Parameters
+        ----------
+        tables
+            The parts of keys, then those of values.
+        """
         count = len(self.k.parts)
         self.k.parts, self.v.parts = tables[:count], tables[count:]
 
@@ -406,25 +523,25 @@ class PerTokenCache(KvStore):
 
 
 class Fp16(PerTokenCache):
-    """Keys and values stay as they come."""
+    """Storage of keys and values in the model's 16-bit format."""
 
     def codecs(self) -> tuple[Codec, Codec]:
-        """They stay as they are."""
+        """Return the codecs of keys and values, neither of which packs."""
         return Plain(), Plain()
 
 
 class Grouped(PerTokenCache):
-    """Every token's keys and values in groups along the head, each side at its own width.
+    """Storage that quantises each token in groups along the head, keys and values separately [1]_.
 
     References
     ----------
-    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4.
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4, https://arxiv.org/abs/2303.06865
     """
 
     differences = PACKED_AT_ONCE
 
     def codecs(self) -> tuple[Codec, Codec]:
-        """By the widths of both sides."""
+        """Return the codecs of keys and of values, which may differ in width."""
         part = self.part
         assert isinstance(part, Settings)
         self.room.check_group(part.group)
@@ -433,35 +550,65 @@ class Grouped(PerTokenCache):
 
 
 class Groups(Codec):
-    """Codes of a few bits, and a scale and zero point per group."""
+    """Codec of low-bit codes with a scale and a zero point per group of numbers."""
 
     def __init__(self, bits: int, group: int) -> None:
         self.bits, self.group = bits, group
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Codes, scales and zero points."""
+        """Return size and number format of a row's codes, scales and zero points.
+
+        Parameters
+        ----------
+        dim
+            Numbers of a head.
+        dtype
+            Format of unpacked numbers, not used.
+        """
         table = (dim // self.group, torch.float16)
         return [(dim * self.bits // 8, torch.uint8), table, table]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantised token by token."""
+        """Quantise every token by itself.
+
+        Parameters
+        ----------
+        numbers
+            (sequences, KV heads, tokens, dim).
+
+        Returns
+        -------
+        list of Tensor
+            Codes, scales and zero points, (sequences, KV heads, tokens, width) each.
+        """
         made = quantise(numbers, self.bits, self.group, "token")
         return [made.codes, made.scale, made.zero]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """As kernels unpack it."""
+        """Arrange the parts as the unpacking kernels read them.
+
+        Parameters
+        ----------
+        parts
+            Codes, scales and zero points.
+        """
         codes, scale, zero = parts
         return Store(codes, scale, zero, self.bits, self.group, "token")
 
 
 def codec(bits: float, group: int) -> Codec:
-    """Choose how numbers are encoded.
+    """Return the codec of a width.
 
     Parameters
     ----------
     bits
-        Width of a code; 16 for plain numbers. [bit]
+        Width of a code; 16 for unpacked numbers. [bit]
     group
         Numbers that share a scale and a zero point.
+
+    Returns
+    -------
+    Codec
+        The codec.
     """
     return Plain() if bits == 16 else Groups(int(bits), group)
