@@ -32,7 +32,7 @@ ROUNDED_HEADS = dict.fromkeys(PLACED_OPS, "a share of the cache is rounded to wh
 
 
 class CachePlacement:
-    """All layers that are placed alike; the default keeps them on the GPU."""
+    """Placement of the caches of a group of layers; this base class keeps them on the GPU."""
 
     replays = True  # whether nothing is copied beside compute
     differences: Mapping[str, str] = MappingProxyType({})
@@ -43,22 +43,38 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Make the storage of one layer.
+        """Create the storage of one layer.
 
         Parameters
         ----------
         kind
             Class of the storage.
+        where
+            The layer.
+        slots
+            Tokens per sequence to allocate. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The empty storage.
         """
         return kind(self.room(where, slots))
 
     def room(self, where: LayerContext, slots: int) -> CacheRoom:
-        """Make room on the GPU for the KV heads of a layer.
+        """Describe the storage that a layer needs on the GPU.
 
         Parameters
         ----------
+        where
+            The layer.
         slots
-            Tokens there must be room for. [tokens]
+            Tokens per sequence to allocate. [tokens]
+
+        Returns
+        -------
+        CacheRoom
+            Sizes, formats and device, from which a storage allocates its tensors.
         """
         m, at, parts = self.run.model, self.run.decoder, where.parts
         sizes = where.batch, where.heads or m.kv_heads, m.head_dim, at.dtype, at.device
@@ -67,17 +83,17 @@ class CachePlacement:
         return CacheRoom(parts.storage, slots, self.run.counter, *sizes, *more, common)
 
     def lanes(self) -> Transfers:
-        """Copies between GPU and host beside compute."""
+        """Return the streams on which copies between GPU and host run beside compute."""
         if self._lanes is None:
             self._lanes = Transfers(self.run.decoder.device, self.run.counter)
         return self._lanes
 
     def ready(self) -> None:
-        """Every layer has its cells."""
+        """Allocate shared buffers; called when every layer has its storage."""
 
     @property
     def prompts_one_by_one(self) -> bool:
-        """Whether prompts of a part may be read one after another."""
+        """Whether the prompts of one part of the batch may be read one after another."""
         return True
 
     @property
@@ -146,29 +162,30 @@ class CachePlacement:
         return None
 
     def resident(self) -> Resident:
-        """Return the tensors that layers share because of the placement, by tier and name."""
+        """Return the buffers that layers share in this placement, by memory tier and name."""
         return {}
 
     def close(self) -> None:
-        """End lanes, if there are any."""
+        """End the copy streams, if there are any."""
         if self._lanes is not None:
             self._lanes.close()
 
 
 class Gpu(CachePlacement):
-    """What placements do if they do nothing."""
+    """Placement of whole caches on the GPU."""
 
 
 class Place(CachePlacement):
-    """A share of the rows of every layer, or all values, in host memory.
+    """Placement of a share of every layer's cache rows, or of all values, in host memory [1]_ [2]_.
 
-    A row is a KV head of a sequence. By columns, layers serve the parts of the batch one after
-    another, and their streamed weights arrive in as many pieces.
+    A row is the cache of one KV head of one sequence. Layers process the parts of the batch one
+    after another, while streamed weights arrive in as many pieces.
 
     References
     ----------
-    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, sections 3.2, 4.2 and 4.4.
-    .. [2] J. He and J. Zhai, "FastDecode", arXiv:2403.11421, section 4.
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, sections 3.2, 4.2 and 4.4,
+       https://arxiv.org/abs/2303.06865
+    .. [2] J. He and J. Zhai, "FastDecode", section 4, https://arxiv.org/abs/2403.11421
     """
 
     replays = False
@@ -194,7 +211,27 @@ class Place(CachePlacement):
             self.streamed = run.shared("streamed weights", stream)
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Rows or values at home, where the shares say so."""
+        """Create the storage of one layer, with the share of rows in host memory that is set.
+
+        Parameters
+        ----------
+        kind
+            Class of the storage.
+        where
+            The layer.
+        slots
+            Tokens per sequence to allocate. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The empty storage.
+
+        Raises
+        ------
+        InputError
+            If the storage cannot be divided over GPU and host.
+        """
         place, room, lanes = self.place, self.room(where, slots), self.lanes()
         rows = room.sequences * room.heads
         away, cpu = self._count_rows("host_share", rows), self._count_rows("cpu_share", rows)
@@ -221,40 +258,67 @@ class Place(CachePlacement):
 
     @property
     def prompts_one_by_one(self) -> bool:
-        """Not where rows are on the host: those of all sequences lie side by side, token by token.
+        """Whether the prompts of one part of the batch may be read one after another.
 
-        So a chunk of all prompts leaves as one copy, and one of a single prompt cannot.
+        Not with rows in host memory: a chunk of all prompts is contiguous there and leaves as one
+        copy.
         """
         return not float(self.place.k_host) and not float(self.place.cpu_share)
 
     def ready(self) -> None:
-        """Buffers for everything that visits."""
+        """Allocate the GPU buffers that rows from host memory are copied to."""
         for buffers in self.own:
             buffers.ready()
 
     @property
     def attends_async(self) -> bool:
-        """Whether the CPU has all of attention, and another part of the batch follows.
+        """Whether the CPU does all of attention while the GPU works on the next part of the batch.
 
-        Streamed weights of the layer before would be gone by the time that it answers.
+        Not with streamed weights, as those of the layer would be overwritten before the CPU is
+        done.
         """
         place = self.place
         return place.cpu_share == 1 and place.tiles > 1 and self.streamed is None
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """The GPU goes on with another part while the CPU attends for this one."""
+        """Attend now, or let the CPU attend while the GPU goes on with the next part of the batch.
+
+        Parameters
+        ----------
+        attend
+            Computes attention, (sequences, heads, new, dim).
+
+        Returns
+        -------
+        Tensor or callable
+            The output, or a function that waits for it.
+        """
         if not self.attends_async:
             return attend()
         answer, device = self.lanes().submit(attend), self.run.decoder.device
         return lambda: answer().to(device)
 
     def layer_reached(self, where: LayerContext) -> None:
-        """A part of the next layer's weights comes beside every part of the batch."""
+        """Start the copy of a piece of the next layer's weights, if weights are streamed.
+
+        Parameters
+        ----------
+        where
+            The layer that the pass has reached.
+        """
         if self.streamed:
             self.streamed.ahead(where.layer, where.rows.start // where.batch)
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Ask for the next layer, wait for this one."""
+        """Start copying the next layer's rows to the GPU, and wait for this layer's.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         if step.kind == "prefill" and step.begins_prompt:
             self.layer_reached(where)
         if where.visit in self.leaving.stores:
@@ -263,33 +327,57 @@ class Place(CachePlacement):
             self.buffers[where.visit].before_attention(where, step)
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Inputs go home where tokens are recomputed from them."""
+        """Copy a layer's inputs to host memory, if its keys and values are recomputed from them.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        tensor
+            Normed hidden states, (sequences, new, hidden).
+        step
+            The pass over a chunk of the prompt.
+        """
         if where.visit in self.buffers:
             self.buffers[where.visit].store_inputs(where, tensor, step)
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Send home what is new."""
+        """Copy the new keys and values of a layer to host memory.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         if where.visit in self.leaving.stores:
             self.leaving.end(where, step)
         if where.visit in self.buffers:
             self.buffers[where.visit].after_attention(where, step)
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Those that have arrived, where they are streamed."""
+        """Return the weights of a layer that were streamed; None if weights stay on the GPU.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        """
         return self.streamed.layer(layer) if self.streamed else None
 
     def round_done(self) -> None:
-        """The drafts that stay are known."""
+        """Start copying rows for the next round, once it is known which drafts stay."""
         for buffers in self.own:
             buffers.round_done()
 
     def prompt_done(self) -> None:
-        """The CPU attends from here on."""
+        """Wait for the prompts' copies to host memory, where the CPU attends from then on."""
         if self.leaving.stores:
             self.leaving.finish()
 
     def resident(self) -> Resident:
-        """Homes, and the buffers that layers take turns with."""
+        """Return the rows in host memory and the shared GPU buffers, by tier and name."""
         leaving, own = self.leaving, [rows for some in self.own for rows in some.layers.values()]
         gpu: dict[str, list[Tensor]] = {}
         host: dict[str, list[Tensor]] = {}

@@ -33,28 +33,34 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class LayeredRun:
-    """What the pieces of a composition may ask of the run that they are part of.
+    """Base of a run of one technique: what its layers, stores and drafters can use.
 
     Attributes
     ----------
+    technique
+        The technique.
+    decoder
+        The model that runs.
     lengths
-        Of the prompts. [tokens]
+        Tokens of each prompt. [tokens]
     prompt
-        The longest of them. [tokens]
+        Tokens of the longest prompt. [tokens]
     capacity
-        Positions in use at most. [tokens]
+        Most positions in use. [tokens]
     gamma
-        Tokens drafted per round.
+        Drafted tokens per round. [tokens]
     drafted
-        Tokens drafted in each round.
+        Tokens drafted in each round so far. [tokens]
     generate
-        Tokens to generate per sequence.
+        Tokens to generate per sequence. [tokens]
     beyond
-        Tokens after the longest prompt, with drafts.
+        Tokens after the longest prompt, with drafts. [tokens]
+    deployment
+        Predicted deployment.
     parts
-        Of every layer.
+        What the technique does, by layer.
     layers
-        Part by part of the batch where a layer has several.
+        Caches, by layer; several per layer if it divides the batch.
     """
 
     technique: Technique
@@ -72,7 +78,7 @@ class LayeredRun:
 
     @property
     def counter(self) -> NullCounter:
-        """Where ops are counted."""
+        """Counter of the FLOPs and bytes of ops."""
         return self.decoder.counter
 
     @property
@@ -91,48 +97,93 @@ class LayeredRun:
         return self.decoder.arch.shapes
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Return the weights of a layer; those of drafts and streamed ones may differ."""
+        """Return the weights of a layer, which may differ in draft passes or when streamed.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        kind
+            Kind of the pass.
+        """
         return self.decoder.weights.layers[layer]
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
-        """Make the storage of a layer where its placement wants it."""
+        """Create the storage of a layer in the memory that its placement chooses.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        slots
+            Tokens per sequence to allocate. [tokens]
+        """
         raise NotImplementedError
 
     def transfers(self, layer: int) -> Transfers:
-        """Return the copy lanes of a layer's placement."""
+        """Return the copy streams that a layer's placement uses.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        """
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return what layers share, and make it when it is first asked for."""
+        """Return an object that layers share; it is created at the first call with its key.
+
+        Parameters
+        ----------
+        key
+            Key of the object.
+        make
+            Creates the object.
+        """
         raise NotImplementedError
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return what the layers share for one part of the batch."""
+        """Return the objects that all layers share for one part of the batch.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the part.
+        """
         raise NotImplementedError
 
     def round_room(self, cached: list[int]) -> int:
         """Count the tokens that the next round may append.
 
+        Parameters
+        ----------
+        cached
+            Cached tokens of each sequence. [tokens]
+
         Returns
         -------
         int
-            New tokens of every sequence at most. [tokens]
+            Most new tokens per sequence. [tokens]
         """
         raise NotImplementedError
 
 
 @dataclass
 class LayerContext:
-    """Which layer of which run a cache is of.
+    """The layer of a run, and the part of the batch, that a cache belongs to.
 
     Attributes
     ----------
+    run
+        The run.
+    layer
+        Index of the layer.
     parts
-        What the technique says of the layer.
+        What the technique does in this layer.
     heads
-        KV heads that the store holds; 0 for all of the model's.
+        KV heads that the storage holds; 0 for all of the model's.
     rows
-        One part of the batch.
+        Sequences of the part of the batch.
     """
 
     run: LayeredRun
@@ -143,21 +194,29 @@ class LayerContext:
 
     @property
     def lengths(self) -> list[int]:
-        """Prompts of these sequences [tokens]."""
+        """Tokens of the prompts of these sequences. [tokens]"""
         return self.run.lengths[self.rows]
 
     @property
     def batch(self) -> int:
-        """How many sequences they are."""
+        """Number of these sequences."""
         return len(self.lengths)
 
     @property
     def visit(self) -> tuple[int, int]:
-        """The layer, and the part's first sequence."""
+        """Index of the layer, and of the first of these sequences."""
         return self.layer, self.rows.start
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return what layers share for this part of the batch, made when it is first asked for."""
+        """Return an object that layers share; it is created at the first call with its key.
+
+        Parameters
+        ----------
+        key
+            Key of the object.
+        make
+            Creates the object.
+        """
         return self.run.shared_objects(self.rows).get(key, make)
 
 
@@ -200,16 +259,31 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """Tokens per sequence that there is room for."""
+        """Tokens per sequence that space is allocated for. [tokens]"""
         return self.capacity
 
     @property
     def direct(self) -> bool:
-        """Whether chunks of the prompt go straight into their slots."""
+        """Whether chunks of prompts are written to their slots directly, without a buffer."""
         return self.kv.plain and self.slots >= self.prompt
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend with a chunk of the prompt to the prompt so far."""
+        """Attend with a chunk of the prompts to the prompts so far.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            The prompts so far, (sequences, KV heads, tokens, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
     def attend_from(
@@ -227,7 +301,15 @@ class LayerCache:
             return attend(record, queries, k, v, self._visible(step))
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
-        """See the input of the layer before, in any pass after the prompt."""
+        """Use the input of the previous layer, in any pass after the prompt; by default ignored.
+
+        Parameters
+        ----------
+        tensor
+            Normed hidden states, (sequences, new, hidden).
+        step
+            The pass.
+        """
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store what stays of a prompt that has been read.
@@ -240,40 +322,88 @@ class LayerCache:
         self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of a pass, and attend with them."""
+        """Store the new tokens of a pass, and attend with them.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
-        """Every layer has read the prompt."""
+        """Free what only prompts need; called when every layer has read them."""
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do what comes between the first token and the first round: further passes."""
+        """Do the technique's work between the first token and the first round.
+
+        Parameters
+        ----------
+        generation
+            The generation that is running.
+        """
 
     def buffers(self) -> Resident:
-        """What the selection keeps besides the cells."""
+        """Return the tensors that a selection keeps besides keys and values, by tier and name."""
         return {}
 
     def in_flight(self) -> list[Tensor]:
-        """Copies of the prompt that are on their way to the host, beside that of the run."""
+        """Return copies of prompts that have not arrived in host memory yet."""
         return []
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Count the tokens that the storage holds. [tokens]"""
+        """Return how many tokens of each sequence the storage holds.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of each sequence. [tokens]
+        """
         return tokens
 
     # what they share
 
     @property
     def counter(self) -> NullCounter:
-        """Where ops are counted."""
+        """Counter of the FLOPs and bytes of ops."""
         return self.run.counter
 
     def make(self, slots: int) -> KvStore:
-        """Make storage where the layer's placement wants it."""
+        """Create storage in the memory that the layer's placement chooses.
+
+        Parameters
+        ----------
+        slots
+            Tokens per sequence to allocate. [tokens]
+        """
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store a chunk of the prompt straight in its slots, and attend with it."""
+        """Write a chunk of the prompts to its slots, and attend with it.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         if len(step.starts) < self.batch:
             held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
@@ -282,24 +412,41 @@ class LayerCache:
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens in given slots, and attend to all slots in use."""
+        """Store new tokens in given slots, and attend to all slots in use.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+        span
+            Slots of the new tokens.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         if step.fixed:
             span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)
         return self.kv.attend(queries, span, span.visible(step, self.shape.window))
 
     def resident(self) -> Resident:
-        """Every tensor that the layer keeps."""
+        """Return every tensor that the layer keeps, by memory tier and name."""
         return join_resident({"gpu": self.kv.tensors()}, self.buffers())
 
     @property
     def rows(self) -> PerTokenCache:
-        """The cells, for selections that read or write single rows.
+        """The storage, for selections that read or write the rows of single tokens.
 
         Raises
         ------
         InputError
-            If the storage packs tokens together, or keeps rotated ones.
+            If the storage packs several tokens together, or keeps rotated numbers.
         """
         if not isinstance(self.kv, PerTokenCache) or not self.kv.keeps_numbers:
             chosen, stored = self.parts.selection.name, self.parts.storage.name
@@ -309,7 +456,13 @@ class LayerCache:
         return self.kv
 
     def refuse_drafts(self) -> None:
-        """For selections that choose what one query reads."""
+        """Refuse drafts, for selections that choose the tokens to read for a single query.
+
+        Raises
+        ------
+        InputError
+            If the run drafts tokens.
+        """
         if self.run.gamma:
             raise InputError(
                 f"{self.parts.selection.name}: its real implementation chooses for one query, and "
@@ -317,7 +470,13 @@ class LayerCache:
             )
 
     def refuse_windows(self) -> None:
-        """For selections that do not know the positions of what they keep."""
+        """Refuse sliding windows, for selections that do not know the positions of cached tokens.
+
+        Raises
+        ------
+        InputError
+            If the layer has a sliding window.
+        """
         if self.shape.window:
             raise InputError(
                 f"{self.parts.selection.name}: {self.model.name} has sliding windows, which evict "
@@ -329,6 +488,6 @@ class LayerCache:
 
 
 class All(LayerCache):
-    """What selections do if they do nothing."""
+    """A cache that keeps and reads all tokens."""
 
     replays = True

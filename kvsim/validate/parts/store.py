@@ -67,21 +67,63 @@ class RunningGeneration(Protocol):
     tokens: Tensor
 
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
-        """Run a pass of new tokens (batch, new) to logits (batch, new, vocab)."""
+        """Run a forward pass.
+
+        Parameters
+        ----------
+        tokens
+            New tokens, (batch, new).
+        kind
+            Kind of the pass.
+        ahead
+            Tokens between the cached ones and the first new one, such as earlier drafts. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Logits, (batch, new, vocab).
+        """
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Choose a token by each row of logits (..., vocab)."""
+        """Choose a token for each row of logits, greedily or at random.
+
+        Parameters
+        ----------
+        logits
+            (..., vocab).
+
+        Returns
+        -------
+        Tensor
+            Tokens, (...).
+        """
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Turn logits into the probability of every token, in fp32."""
+        """Compute the probability of every token from logits, in fp32.
+
+        Parameters
+        ----------
+        logits
+            (..., vocab).
+        """
 
     def emit(
         self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
     ) -> None:
-        """Hand over tokens (batch, most), of which ``counts`` are valid."""
+        """Append generated tokens to the sequences.
+
+        Parameters
+        ----------
+        tokens
+            Generated tokens, (batch, most).
+        counts
+            How many tokens of each row are valid; None for all.
+        logits
+            Logits that they were chosen by, if they are to be kept.
+        """
 
     def padded(self) -> Tensor:
-        """All prompts (batch, longest), zeros behind shorter ones."""
+        """Return all prompts, (batch, longest prompt), padded with zeros."""
 
 
 def join_resident(*parts: Resident) -> Resident:
@@ -170,17 +212,25 @@ def no_turns(positions: Tensor) -> None:
 
 @dataclass
 class SharedObjects:
-    """What the layers of a run have in common: made when first asked for."""
+    """Objects that the layers of a run share, created at first use.
+
+    Attributes
+    ----------
+    made
+        The objects so far, by key.
+    """
 
     made: dict[object, object] = field(default_factory=dict)
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the object of a key, and make it when it is first asked for.
+        """Return the object of a key; it is created at the first call.
 
         Parameters
         ----------
         key
-            What names the object among those of the run.
+            Key of the object.
+        make
+            Creates the object.
         """
         if key not in self.made:
             self.made[key] = make()
@@ -252,7 +302,7 @@ class CacheRoom:
         Raises
         ------
         InputError
-            If they do not.
+            If the head dimension is not a multiple of ``group``.
         """
         if self.dim % group:
             raise InputError(
@@ -261,7 +311,13 @@ class CacheRoom:
             )
 
     def resize(self, rows: int) -> "CacheRoom":
-        """Make room for rows of a KV head each, which know nothing of the sequences they are of."""
+        """Return the same room for single rows, as if each were a sequence with one KV head.
+
+        Parameters
+        ----------
+        rows
+            Number of rows.
+        """
         own = self.part, self.slots, self.counter, rows, 1, self.dim, self.dtype, self.device
         return CacheRoom(*own)
 
@@ -390,7 +446,7 @@ class SlotRange:
 
 
 class KvStore(ABC):
-    """Keys and values of one layer in slots, as a storage keeps them."""
+    """Storage of the keys and values of one layer, by slot; subclasses choose the format."""
 
     plain = False  # whether keys and values are full-precision numbers in place
     replays = False  # whether a pass may be the same work whatever is cached, see ``branch``
@@ -430,14 +486,17 @@ class KvStore(ABC):
             return full_attention(record, queries, keys, values, seen)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the prompt's first tokens, while it is read straight into its slots.
-
-        (sequences, KV heads, tokens, dim) each.
+        """Return keys and values of the first tokens, while prompts are written to their slots.
 
         Parameters
         ----------
         tokens
-            How many. [tokens]
+            Number of tokens. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, (sequences, KV heads, tokens, dim) each.
         """
         raise NotImplementedError
 
@@ -447,13 +506,17 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence to store. [tokens]
         plainly
-            The op that writes them where nothing is packed.
+            Name of the op that is charged for storing unpacked numbers.
         """
 
     @property
     def reads_all_slots(self) -> bool:
-        """Whether attention of a pass that is replayed reads all slots, under a mask."""
+        """Whether attention of a replayed pass reads all slots, under a mask."""
         return True
 
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
@@ -487,8 +550,10 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        keys, values
+            (sequences, KV heads, new, dim).
         span
-            Slots of the new tokens, and how many of each sequence are in use after them.
+            Slots of the new tokens, and the slots in use after the pass.
         """
 
     @abstractmethod
@@ -563,10 +628,7 @@ class KvStore(ABC):
         """
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Count the rows that tokens fill in every table.
-
-        A table is one tensor of the storage, such as codes or scales, whose rows run along its
-        tokens or groups of tokens.
+        """Count the token rows in use of every tensor that holds keys or values.
 
         Parameters
         ----------
@@ -576,28 +638,27 @@ class KvStore(ABC):
         Returns
         -------
         list of int
-            Rows of each table up to the end of the longest sequence, in the order in which the
-            tables were made.
+            Rows in use of each tensor, for the longest sequence, in the order of their allocation.
         """
         raise NotImplementedError
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Replace the tables by others of the same shapes.
+        """Replace the tensors that hold keys and values by others of the same shapes.
 
         Parameters
         ----------
         tables
-            The tables, in the order in which the storage made its own.
+            The new tensors, in the order in which the storage allocated its own.
         """
         raise NotImplementedError
 
     def gpu_tensors(self) -> list[Tensor]:
-        """What stays on the GPU wherever the tables are."""
+        """Return the tensors that stay on the GPU even if the others are in host memory."""
         return []
 
     @abstractmethod
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Everything that stays in memory, by the name of its buffer."""
+        """Return every tensor of the storage, by name of its buffer."""
 
 
 def attend_packed(
@@ -653,7 +714,18 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
 
 def shares(part: PartialAttention) -> Tensor:
-    """Turn the logits of the last query into attention. (sequences, heads, 1, slots)"""
+    """Compute the attention weights of the last query from a kernel's logits.
+
+    Parameters
+    ----------
+    part
+        Result of the kernel, with logits.
+
+    Returns
+    -------
+    Tensor
+        Weights, (sequences, heads, 1, slots).
+    """
     assert part.scores is not None
     return (part.scores.float() - part.lse[..., -1:]).exp()[:, :, None]
 

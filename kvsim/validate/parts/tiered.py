@@ -21,16 +21,18 @@ from kvsim.validate.transfer import Transfers
 
 @frozen
 class BatchRows:
-    """Some rows of a batch, a KV head of a sequence each, and how a pass looks to them.
+    """Some rows of a batch; a row is one KV head of one sequence.
 
-    Tensors of the whole batch are (batch x KV heads, ...), those of rows (rows, 1, ...).
+    Tensors of the whole batch have the shape (batch x KV heads, ...), those of rows (rows, 1, ...).
 
     Attributes
     ----------
+    batch
+        Sequences of the batch.
     heads
         KV heads.
     part
-        Of batch x KV heads.
+        Which of the batch x KV heads rows.
     """
 
     batch: int
@@ -38,11 +40,28 @@ class BatchRows:
     part: slice
 
     def select(self, numbers: Tensor) -> Tensor:
-        """These rows of numbers."""
+        """Select these rows of a tensor.
+
+        Parameters
+        ----------
+        numbers
+            (batch x KV heads, ...).
+
+        Returns
+        -------
+        Tensor
+            (rows, 1, ...).
+        """
         return numbers[self.part][:, None]
 
     def span(self, span: SlotRange) -> SlotRange:
-        """Where the new tokens of these rows go, by where those of the batch do."""
+        """Return the slots of new tokens in these rows.
+
+        Parameters
+        ----------
+        span
+            Slots of the batch, by sequence.
+        """
         rows = self.part.stop - self.part.start
         if span.first is None:
             slots = span.slots.repeat_interleave(self.heads, 0)[self.part]
@@ -51,11 +70,30 @@ class BatchRows:
         return replace(span, slots=slots, ends=tuple(self.counts(span.ends)))
 
     def counts(self, counts: Sequence[int]) -> list[int]:
-        """Tokens of the sequence of every row, by those of the sequences."""
+        """Repeat a count of every sequence for each of these rows of the sequence.
+
+        Parameters
+        ----------
+        counts
+            Tokens of each sequence. [tokens]
+
+        Returns
+        -------
+        list of int
+            Tokens of each row. [tokens]
+        """
         return [n for n in counts for _ in range(self.heads)][self.part]
 
     def select_mask(self, seen: Seen, most: int) -> Seen:
-        """What queries of these rows see of the first slots: of a mask their part."""
+        """Return what the queries of these rows see.
+
+        Parameters
+        ----------
+        seen
+            What the queries of the batch see.
+        most
+            Slots to keep of a mask, from the first.
+        """
         if isinstance(seen, str):
             return seen
         wide = seen[..., :most].expand(self.batch, self.heads, -1, -1)
@@ -63,18 +101,21 @@ class BatchRows:
 
 
 class TieredStore(KvStore):
-    """The first rows are copied from host memory, the last the CPU attends to; others stay.
+    """Storage whose rows are divided over host memory and the GPU.
+
+    The first rows are in host memory and are copied to the GPU for attention, the last are in host
+    memory and the CPU attends to them, and those in between stay on the GPU.
 
     Parameters
     ----------
     kind
-        How all of them are stored.
+        Class of the storage of all rows.
     away
-        Rows in host memory that visit the GPU.
+        Number of rows that are copied to the GPU.
     cpu
-        Rows in host memory that the CPU attends to.
+        Number of rows that the CPU attends to.
     host
-        Makes room for those that visit.
+        Allocates host memory for the rows that are copied.
     """
 
     def __init__(
@@ -124,18 +165,18 @@ class TieredStore(KvStore):
         self.begins = 0  # the first slot that the latest pass has written
 
     def visit(self, buffers: list[Tensor]) -> None:
-        """Put the rows that are away in buffers, from here on.
+        """Let attention read the rows from host memory in GPU buffers, from now on.
 
         Parameters
         ----------
         buffers
-            Shaped as their homes, (tokens, rows, width).
+            GPU copies of the rows, (tokens, rows, width) each.
         """
         assert self.away is not None
         self.away.bind([visiting(buffer) for buffer in buffers])
 
     def rows_of(self, tokens: int) -> list[int]:
-        """Count the first rows of every home that tokens fill.
+        """Count the token rows in use of every tensor in host memory.
 
         Parameters
         ----------
@@ -147,7 +188,7 @@ class TieredStore(KvStore):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Tokens of the longest sequence. [tokens]"""
         return max(self.ends)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -173,7 +214,22 @@ class TieredStore(KvStore):
         self.begins = min(self.ends) - span.new
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attention of all rows, side by side; the CPU starts first."""
+        """Attend to the rows in all places; the CPU starts first, and its results are joined last.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         shape = queries.shape
         queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
         asked = []
@@ -192,7 +248,7 @@ class TieredStore(KvStore):
         self.ends = tuple(self.groups[0][0].counts(after))
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Rows that are always here, and what never leaves of the others."""
+        """Return the rows on the GPU, and the GPU part of those in host memory."""
         here = self.here.tensors()["kv"] if self.here is not None else []
         return {"kv": [*here, *(self.away.gpu_tensors() if self.away is not None else [])]}
 
@@ -214,10 +270,11 @@ def visiting(home: Tensor) -> Tensor:
 
 
 class CpuStore(KvStore):
-    """Keys and values in full precision, (sequences, KV heads, slots, dim), at home.
+    """Storage of unpacked keys and values in host memory, to which the CPU attends.
 
-    A prompt is read in a buffer on the GPU, which others use in turn once it has left. In decoding
-    queries and new tokens go to the host, and attention's output comes back.
+    Tensors have the shape (sequences, KV heads, slots, dim). While a prompt is read, it is in a GPU
+    buffer that layers take turns with. In decoding, queries and new tokens are sent to the host and
+    the output of attention comes back.
     """
 
     plain = True
@@ -257,7 +314,22 @@ class CpuStore(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """A prompt's on the GPU, a new token's on the CPU."""
+        """Attend on the GPU while prompts are read, and on the CPU afterwards.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         if self.buffers:
             with self.counter.op("attn") as record:
                 keys, values = (buffer[:, :, : span.longest] for buffer in self.buffers)
@@ -299,20 +371,36 @@ class CpuStore(KvStore):
 
 
 class LeavingPrompts:
-    """Prompts that layers read on the GPU and the CPU attends to later."""
+    """GPU buffers of prompts on their way to host memory, where the CPU attends to them later."""
 
     def __init__(self, lanes: Transfers, counter: NullCounter) -> None:
         self.stores: dict[tuple[int, int], CpuStore] = {}  # by layer and part of the batch
         self.stages = PromptStages(lanes, counter, "store_kv")
 
     def begin(self, where: LayerContext, step: Pass) -> None:
-        """Give a layer its buffers for the prompt."""
+        """Give a layer GPU buffers for its prompts.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         kv = self.stores[where.visit]
         if step.kind == "prefill" and not kv.buffers:
             kv.buffers = self.stages.take(lambda: [kv.room.zeros(where.run.prompt) for _ in "kv"])
 
     def end(self, where: LayerContext, step: Pass) -> None:
-        """Send the prompt of a layer home once it is whole."""
+        """Copy the prompts of a layer to host memory once they are complete.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         kv = self.stores[where.visit]
         if step.kind == "prefill" and step.length >= where.run.prompt:
             pairs = zip(kv.homes, kv.buffers, strict=True)
@@ -320,7 +408,7 @@ class LeavingPrompts:
             kv.buffers = []
 
     def finish(self) -> None:
-        """Every prompt is at home, where the CPU reads it next."""
+        """Wait until all prompts are in host memory."""
         self.stages.finish()
         if self.stages.lanes.device.type == "cuda":
             torch.cuda.synchronize(self.stages.lanes.device)
