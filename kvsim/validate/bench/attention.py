@@ -28,7 +28,19 @@ FP16_BYTES = 2  # [B]
 
 @frozen
 class Shape:
-    """New tokens of some sequences, and the tokens they attend to, themselves included."""
+    """Sizes of an attention benchmark.
+
+    Attributes
+    ----------
+    batch
+        Sequences.
+    heads, kv_heads, dim
+        Query heads, KV heads, and numbers of a head.
+    tokens
+        Tokens of each sequence, new ones included. [tokens]
+    new
+        New tokens of each sequence. [tokens]
+    """
 
     batch: int
     heads: int
@@ -45,7 +57,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of scores and values. [FLOP]"""
+        """FLOPs of the attention scores and of the weighted sum of values. [FLOP]"""
         return 4.0 * self.batch * self.heads * self.dim * self.pairs
 
     @property
@@ -55,17 +67,23 @@ class Shape:
 
     @property
     def query_bytes(self) -> int:
-        """Queries and what comes out. [B]"""
+        """Size of the queries and the output in 16 bits. [B]"""
         return 2 * FP16_BYTES * self.batch * self.heads * self.dim * self.new
 
     @property
     def case(self) -> dict[str, object]:
-        """What tells it from others."""
+        """The sizes by name, as they are recorded with the sample."""
         return asdict(self)
 
 
 def shapes(place: Bench) -> Iterator[Shape]:
-    """Decoding over batches and contexts, drafts to verify, prompts."""
+    """Yield the sizes to measure: decoding at several batches and contexts, drafts, and prompts.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     if not place.on_cpu:
         yield from _gpu_shapes(place)
         return
@@ -96,7 +114,13 @@ SERVED_DIM = 128  # channels of a head
 
 
 def attention_works(place: Bench) -> Iterator[Work]:
-    """As a decoder runs them; decoding on a GPU also under a mask, and over numbers in fp8."""
+    """Yield benchmarks of attention; decoding on a GPU also with a mask, and over fp8 caches.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for shape in shapes(place):
         decoding = not place.on_cpu and shape.new < shape.tokens
         kernels = ["prompt" if shape.new == shape.tokens else "attention"]
@@ -145,7 +169,13 @@ MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
 
 
 def packed_attention_works(place: Bench) -> Iterator[Work]:
-    """Decoding and verification over batches and contexts."""
+    """Yield benchmarks of attention over packed caches, in decoding and in verification of drafts.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     longest = 8192 if place.on_cpu else 65536
     contexts = place.pick((256, longest), (256, 1024, 4096, longest))
     for bits in place.pick((4,), (2, 4, 8)):
@@ -183,7 +213,24 @@ def _packed_call(q: Tensor, k: Store, v: Store) -> Call:
 
 
 def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
-    """Packed keys (by channel) or values (by token) of every sequence and KV head."""
+    """Allocate random packed keys or values of every sequence and KV head.
+
+    Parameters
+    ----------
+    place
+        The device.
+    shape
+        Sizes of the benchmark.
+    bits
+        Width of a code. [bit]
+    by
+        "channel" (keys) or "token" (values): what shares a scale.
+
+    Returns
+    -------
+    Store
+        Codes, scales and zero points.
+    """
     codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
     table = (
         (-(-shape.tokens // PACKED_GROUP), shape.dim)
@@ -197,7 +244,13 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
 
 
 def topk_works(place: Bench) -> Iterator[Work]:
-    """Batches of scores over contexts, 64 tokens chosen per KV head."""
+    """Yield benchmarks of selecting the 64 largest attention scores per KV head.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     logits = score_dtype(torch.empty(0, dtype=place.half))
     for heads, kv_heads, _ in ATTENTION_HEADS[:2]:
         for batch in place.pick((1, 8), (1, 4, 16)):
@@ -220,7 +273,13 @@ KV_HEADS = ((3, 64), (32, 128))
 
 
 def packing_works(place: Bench) -> Iterator[Work]:
-    """Prompts and single tokens, by channel for keys and by token for values."""
+    """Yield benchmarks of quantising prompts and single tokens, as keys and as values.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for bits in place.pick((4,), (2, 4, 8)):
         for kv_heads, dim in KV_HEADS:
             for tokens in place.pick((32, 2048), (32, 256, 2048, 8192)):

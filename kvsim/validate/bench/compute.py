@@ -51,7 +51,22 @@ def formats(place: Bench) -> list[str]:
 
 
 def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
-    """Make the benchmark of hidden states (rows, inputs) times a matrix (outputs, inputs)."""
+    """Create the benchmark of hidden states (rows, inputs) times a matrix (outputs, inputs).
+
+    Parameters
+    ----------
+    place
+        The device.
+    dtype
+        Number format, a key of ``DTYPE_BYTES``.
+    rows, inputs, outputs
+        Sizes of the product.
+
+    Returns
+    -------
+    Work
+        The benchmark.
+    """
     each = DTYPE_BYTES[dtype]
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
     moved = each * (inputs * outputs + rows * inputs) + wide * rows * outputs
@@ -151,7 +166,15 @@ def _layer(
 
 
 def launch_works(place: Bench) -> Iterator[Work]:
-    """Sums of a few numbers; graphs and synchronisation only where something runs ahead."""
+    """Yield benchmarks of kernel launches, by sums of a few numbers.
+
+    On a GPU also replays of CUDA graphs, and synchronisation of the host.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for count in place.pick((20, 100, 200), (20, 50, 100, 200, 500)):
         yield _work(place, "eager", count, "host")
         if not place.on_cpu:

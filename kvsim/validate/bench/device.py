@@ -141,7 +141,9 @@ def describe(device: torch.device) -> Device:
 
 
 def place(device: torch.device, quick: bool) -> Bench:
-    """Choose where the suite runs; on a CPU one core is left for what stands for the link.
+    """Describe the device of the suite and its limits.
+
+    On a CPU one core is left free, for the copies that stand for the link between host and GPU.
 
     Parameters
     ----------
@@ -149,6 +151,11 @@ def place(device: torch.device, quick: bool) -> Bench:
         As PyTorch names it.
     quick
         Whether fewer and smaller cases are run.
+
+    Returns
+    -------
+    Bench
+        The device, and how much of it benchmarks may use.
 
     Raises
     ------
@@ -175,7 +182,18 @@ def place(device: torch.device, quick: bool) -> Bench:
 
 
 def context_memory(device: torch.device) -> int:
-    """Measure what driver and libraries hold before anything is loaded. [B]"""
+    """Measure the GPU memory that driver and libraries use before anything is loaded.
+
+    Parameters
+    ----------
+    device
+        The device; on a CPU the process's own memory is measured.
+
+    Returns
+    -------
+    int
+        Memory. [B]
+    """
     if device.type == "cuda":
         torch.zeros(1, device=device)
         free, total = torch.cuda.mem_get_info(device)
@@ -185,13 +203,13 @@ def context_memory(device: torch.device) -> int:
 
 
 def host_memory() -> int:
-    """The host's memory, as far as this process may use it. [B]"""
+    """Return the host's memory, or less if the process is limited to less. [B]"""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(whole, memory_limit())
 
 
 def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
-    """Return what samples must have in common to be one measurement.
+    """Return the properties that samples must have in common to belong to one measurement.
 
     Parameters
     ----------
@@ -199,6 +217,11 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
         The device.
     quick
         Whether fewer and smaller cases are run.
+
+    Returns
+    -------
+    dict
+        Name and memory of the device [B], ``quick``, and versions of driver and libraries.
     """
     kept = ("driver_version", "threads", "torch", "cuda", "power.limit")
     facts = {key: device.facts[key] for key in kept if key in device.facts}
@@ -208,7 +231,20 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
 
 
 def conditions(device: Device, place: Bench) -> list[str]:
-    """Say what a reader of the numbers must know about how they came about."""
+    """Describe the conditions of a measurement for readers of its numbers.
+
+    Parameters
+    ----------
+    device
+        The device.
+    place
+        How much of it benchmarks may use.
+
+    Returns
+    -------
+    list of str
+        One sentence or list of facts each.
+    """
     said = [", ".join(f"{key} {value}" for key, value in device.facts.items())]
     if place.on_cpu:
         said.append(
@@ -219,12 +255,23 @@ def conditions(device: Device, place: Bench) -> list[str]:
 
 
 def compute_threads() -> int:
-    """Threads that stand for a GPU: all cores but the one that copies."""
+    """Return the number of CPU threads that stand for a GPU: all cores but one, which copies."""
     return max(1, Processor.detect().cores - 1)
 
 
 def suspicions(device: Device) -> list[str]:
-    """Say why this device may be slower than others of its kind."""
+    """List signs that a device is slower than others of its kind, such as a power cap.
+
+    Parameters
+    ----------
+    device
+        The device.
+
+    Returns
+    -------
+    list of str
+        One sentence each; empty if there are none.
+    """
     f, found = device.facts, []
     limit, default = _figure(f, "power.limit"), _figure(f, "power.default_limit")
     if limit and default and limit < 0.99 * default:
@@ -267,7 +314,13 @@ def _cpu() -> Device:
 
 
 def running(device: torch.device) -> AbstractContextManager[Since]:
-    """Watch at what a device runs while a suite measures it; a CPU says nothing of itself."""
+    """Record clocks and temperatures of a GPU while a block runs; nothing on a CPU.
+
+    Parameters
+    ----------
+    device
+        The device.
+    """
     if device.type == "cpu":
         return nullcontext(dict)
     card = _card(device.index or 0)
@@ -299,12 +352,20 @@ def _cuda(device: torch.device) -> Device:
 
 
 def smi_facts(ask: Callable[[Sequence[str]], str], fields: Sequence[str] = QUERY) -> dict[str, str]:
-    """What the driver says, by field; fields that the card or the driver lacks are left out.
+    """Query ``nvidia-smi`` for some fields.
 
     Parameters
     ----------
     ask
-        Asks ``nvidia-smi`` for some fields; one that it does not know spoils the whole answer.
+        Runs ``nvidia-smi`` for a list of fields. As one unknown field spoils the whole answer, the
+        fields are then asked for one by one.
+    fields
+        Names of the fields.
+
+    Returns
+    -------
+    dict of str to str
+        Values by field, without fields that card or driver lack.
     """
     found = _values(fields, ask(fields))
     if not found:
@@ -322,14 +383,19 @@ def _values(fields: Sequence[str], answer: str) -> dict[str, str]:
 
 
 def memory_kind(name: str, bus: int) -> str:
-    """Tell ``HBM`` from ``GDDR``, by the width of the bus, else by the name.
+    """Tell whether a card's memory is HBM or GDDR, by the width of its bus, else by its name.
 
     Parameters
     ----------
     name
         The card, as its driver names it.
     bus
-        Width of its memory bus; 0 where it is not known. [bits]
+        Width of its memory bus; 0 if it is not known. [bit]
+
+    Returns
+    -------
+    str
+        "HBM" or "GDDR".
     """
     if bus:
         return "HBM" if bus >= HBM_BUS else "GDDR"

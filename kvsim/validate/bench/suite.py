@@ -73,14 +73,24 @@ UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits
 
 @frozen
 class TechniqueRun:
-    """A technique with a model that is cut to a few layers, and with a prompt.
+    """A run of a technique whose ops are timed, on a model that is cut to a few layers.
 
     Attributes
     ----------
+    technique
+        The technique.
+    model
+        Name in the catalogue.
+    layers
+        Layers that the model is cut to.
+    prompt
+        Tokens of the prompts. [tokens]
     rank
-        Among the techniques; those of lower ranks come first.
+        Priority among the techniques; lower ranks are run first.
+    place
+        The device.
     required
-        Whether numbers of the profile rest on it alone.
+        Whether numbers of the hardware profile depend on this run alone.
     """
 
     technique: Technique
@@ -93,13 +103,13 @@ class TechniqueRun:
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """Name of the run, unique in a suite."""
         cut = f"{self.model} cut to {self.layers} layers"
         return f"{NAME} {self.technique}, {cut}, prompt {self.prompt}"
 
     @property
     def work(self) -> RandomPrompts:
-        """Prompts and tokens of a run."""
+        """Workload of the run: random prompts, and tokens to generate."""
         return _work(self.place, self.prompt)
 
     def unit(self, moved: float, flops: float) -> Unit:
@@ -120,7 +130,7 @@ class TechniqueRun:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """Classes of the kernels that its timed ops are of, and whether a cache is moved."""
+        """Kernel classes of the timed ops, and "moved" if a cache is copied to or from the host."""
         d = _deployment(self.model, self.layers, self.place.on_cpu)
         steps = phase_steps(d, self.technique, self.work).values()
         timed = [op for step in steps for op, _ in ops_by_name(step).values()]
@@ -187,14 +197,17 @@ def _deployment(model: str, layers: int, on_cpu: bool) -> Deployment:
 
 @frozen
 class Runs:
-    """Runs of one workload whose ops are timed, and one that tells the rest.
+    """Timed runs of one workload.
 
     Attributes
     ----------
+    by_op
+        Runs in which every op is timed.
     whole
-        Whose ops a CPU does not time, as that takes time; a GPU's tell the host's.
+        On a CPU, a run whose ops are not timed, as timing takes time. On a GPU, one that tells the
+        host's time of each op.
     plain
-        On a GPU: a run that nothing but its rounds is timed of.
+        On a GPU, a run in which only whole rounds are timed.
     """
 
     by_op: list[Timing]
@@ -203,7 +216,7 @@ class Runs:
 
     @property
     def host_share(self) -> float:
-        """What the host takes for a round over what it takes where every op is timed."""
+        """Host time of a round, over that in a run in which every op is timed."""
         if self.plain is None:
             return 1.0
         return min(1.0, median(self.plain.computing) / median(self.whole.computing))
@@ -311,16 +324,16 @@ Suite = Mapping[str, Sequence[Work]]
 
 @frozen
 class Speed:
-    """Rough rates of a place.
+    """Rough rates of a device, by which the time of benchmarks is estimated.
 
     Attributes
     ----------
     fill
-        Inputs that are made. [B/s]
+        Rate at which inputs are made. [B/s]
     moved
-        What ops read and write. [B/s]
+        Rate at which ops read and write memory. [B/s]
     flops
-        Of products in 16 bits. [FLOP/s]
+        Rate of products in 16 bits. [FLOP/s]
     """
 
     fill: float
@@ -329,7 +342,13 @@ class Speed:
 
     @classmethod
     def measure(cls, place: Bench) -> "Speed":
-        """Measured in some tenths of a second."""
+        """Measure the rates, in some tenths of a second.
+
+        Parameters
+        ----------
+        place
+            The device.
+        """
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
         clock = computing_clock() if place.on_cpu else perf_counter
@@ -358,7 +377,7 @@ def _wait(place: Bench) -> None:
 
 @frozen
 class Cost:
-    """Seconds of a work, given rough rates."""
+    """Estimate of the seconds that a benchmark takes, from rough rates of the device."""
 
     place: Bench
     speed: Speed
@@ -380,11 +399,24 @@ class Cost:
 
 
 def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[Work]]:
-    """List what is timed together, ranked so that every benchmark gets its share of the time.
+    """Group benchmarks into units of work, and rank the units to share out the time.
 
-    Works whose case names the same ``pair``, or ways to use the same bytes, are one unit. Within a
-    benchmark and number format small and large ones take turns, since rates are told by large and
-    floors by small ones; a unit's rank is what those up to it cost together.
+    Benchmarks with the same ``pair``, or that use the same bytes in different ways, are one unit.
+    Within a kind of benchmark and number format, small and large cases alternate, as large ones
+    determine rates and small ones fixed times. The rank of a unit is the estimated time of all
+    units of its group up to it.
+
+    Parameters
+    ----------
+    suite
+        Cases by kind of benchmark.
+    cost
+        Estimates the time of a case. [s]
+
+    Returns
+    -------
+    dict
+        Cases of each unit.
     """
     found: dict[Unit, list[Work]] = {}
     for name, works in suite.items():
@@ -412,12 +444,17 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
 
 
 def spread(count: int) -> list[int]:
-    """Order places so that however many of the first are taken, they are spread over all.
+    """Order indices so that any number of the first ones is spread evenly over all.
+
+    Parameters
+    ----------
+    count
+        Number of indices.
 
     Returns
     -------
     list of int
-        Every place below ``count``: the first, the last, the middle, the quarters and so on.
+        Every index below ``count``: the first, the last, the middle, the quarters and so on.
     """
     places, parts = [0, count - 1], 2
     while len(set(places)) < count:
@@ -433,12 +470,19 @@ def _named(benchmark: str, works: Sequence[Work]) -> str:
 
 
 def check_complete(suite: Suite, place: Bench) -> None:
-    """Refuse a suite that no profile could be made of, before anything is measured.
+    """Refuse a suite from which no hardware profile could be made, before anything is measured.
+
+    Parameters
+    ----------
+    suite
+        Cases by kind of benchmark.
+    place
+        The device.
 
     Raises
     ------
     InputError
-        Naming what cannot be measured, and why.
+        If a required benchmark has no cases here; the message says why.
     """
     for name, works in suite.items():
         if name not in LEAST_REQUIRED:
@@ -485,19 +529,29 @@ Say = Callable[[str], None]
 
 
 def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
-    """Every benchmark's works; none is allocated yet."""
+    """Yield the name and the cases of every benchmark; no inputs are allocated yet.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for name, works in SUITE.items():
         yield name, list(works(place))
 
 
 @torch.inference_mode()
 def run_suite(place: Bench, log: Log, say: Say) -> None:
-    """Measure what the log does not hold yet: every benchmark, then techniques as they run.
+    """Measure what a log does not hold yet: every benchmark, then runs of techniques.
 
     Parameters
     ----------
+    place
+        The device, and how much of it benchmarks may use.
+    log
+        Log of samples, which is continued.
     say
-        Told what will be measured, what is being measured and how long the rest will take.
+        Prints what is measured and how long the rest will take.
 
     Raises
     ------

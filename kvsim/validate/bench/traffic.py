@@ -48,7 +48,15 @@ def _sized(place: Bench, moved: int) -> Iterator[Work]:
 
 
 def use(way: str, numbers: Tensor) -> Call:
-    """Return a function that reads, writes or copies fp32 numbers once, as ``way`` says."""
+    """Return a function that reads, writes or copies a tensor once.
+
+    Parameters
+    ----------
+    way
+        "read", "write" or "copy".
+    numbers
+        The tensor, in fp32.
+    """
     if way == "read":
         return numbers.sum
     if way == "write":
@@ -120,7 +128,24 @@ def _link_call(link: Channel, transfers: Transfers, *pair: Tensor) -> Call:
 
 
 def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
-    """Allocate the target and the source of a copy of ``moved`` bytes."""
+    """Allocate the target and the source of a copy between host and device.
+
+    Parameters
+    ----------
+    place
+        The device.
+    link
+        "h2d" or "d2h".
+    moved
+        Size of the copy. [B]
+    pinned
+        Whether host memory is pinned; never on a CPU.
+
+    Returns
+    -------
+    target, source : Tensor
+        Bytes.
+    """
     there = torch.ones(moved, dtype=torch.uint8, device=place.device)
     here = torch.ones(moved, dtype=torch.uint8, pin_memory=pinned and not place.on_cpu)
     return (there, here) if link == "h2d" else (here, there)
@@ -136,13 +161,29 @@ def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
 
 
 def send(transfers: Transfers, lane: Lane, work: Call) -> Call:
-    """Queue work on a lane behind what compute was asked to do, and let compute wait for it."""
+    """Return a function that queues work on a copy stream, for which compute then waits.
+
+    Parameters
+    ----------
+    transfers
+        The copy streams of the device.
+    lane
+        The stream to use.
+    work
+        The work, which starts after what compute has been given so far.
+    """
     return lambda: lane(work, transfers.mark()).wait()
 
 
 @contextmanager
 def lanes(place: Bench) -> Iterator[Transfers]:
-    """Lanes for as long as something is timed."""
+    """Open copy streams for the duration of a block.
+
+    Parameters
+    ----------
+    place
+        The device.
+    """
     transfers = Transfers(place.device)
     try:
         yield transfers
@@ -234,7 +275,13 @@ LAST_LEVEL_CACHE = 2**25  # a usual last-level cache [B]
 
 
 def reads(place: Bench) -> Iterator[Work]:
-    """Host memory, far beyond its caches."""
+    """Yield benchmarks that read host memory, of sizes far beyond the CPU's caches.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for work in memory_works(on_host(place)):
         if work.case["cached"] == "no":
             op = replace(work.op, stream="cpu", bytes={"dram": work.op.bytes["hbm"]})
@@ -242,7 +289,13 @@ def reads(place: Bench) -> Iterator[Work]:
 
 
 def products(place: Bench) -> Iterator[Work]:
-    """Square products in fp32."""
+    """Yield benchmarks of square fp32 products on the CPU.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     for width in place.pick((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
         pair = partial(_square_pair, width)
@@ -254,7 +307,13 @@ def _square_pair(width: int) -> tuple[Tensor, Tensor]:
 
 
 def attends(place: Bench) -> Iterator[Work]:
-    """Decode attention over fp32 keys and values: what FastDecode leaves to the host."""
+    """Yield benchmarks of decode attention on the CPU over fp32 caches, as in FastDecode.
+
+    Parameters
+    ----------
+    place
+        The device, and how much of it benchmarks may use.
+    """
     here = on_host(place)
     for shape in shapes(here):
         moved = float(2 * shape.kv_numbers * FP16_BYTES)
@@ -276,5 +335,11 @@ def _attend_call(s: Shape, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def on_host(place: Bench) -> Bench:
-    """The same limits for the host's memory."""
+    """Return the description of the host's CPU as the device, with the same limits.
+
+    Parameters
+    ----------
+    place
+        The device.
+    """
     return replace(place, device=HERE, cache=place.cache if place.on_cpu else LAST_LEVEL_CACHE)

@@ -31,14 +31,18 @@ CPU_FLOP_PER_TIMING = 3e10  # the same for a core of a CPU [FLOP]
 class Bench:
     """A device, and how much of it benchmarks may use.
 
-    On a CPU the "GPU" is its compute threads and the "link" a copy between two pools by one more.
+    On a CPU, its compute threads stand for the GPU, and copies by one more thread for the link.
 
     Attributes
     ----------
+    device
+        The device.
+    quick
+        Whether fewer and smaller cases are run.
     cache
-        Its largest cache. [B]
+        Size of its largest cache. [B]
     memory
-        What a work may allocate. [B]
+        Memory that one benchmark may allocate. [B]
     """
 
     device: torch.device
@@ -53,12 +57,12 @@ class Bench:
 
     @property
     def half(self) -> torch.dtype:
-        """Its numbers of 16 bits: CPUs compute with bf16 where they have to emulate fp16."""
+        """16-bit number format of the device; bf16 on CPUs, which would emulate fp16."""
         return torch.bfloat16 if self.on_cpu else torch.float16
 
     @property
     def most_flops(self) -> float:
-        """More than this is not worth waiting for. [FLOP]"""
+        """Most FLOPs of one call; larger cases are left out. [FLOP]"""
         return (CPU_FLOP_PER_TIMING if self.on_cpu else GPU_FLOP_PER_TIMING) / (
             3 if self.quick else 1
         )
@@ -74,24 +78,26 @@ class Bench:
         return 2 * moved <= self.memory
 
     def pick(self, quick: T, full: T) -> T:
-        """Choose by whether the suite is quick.
+        """Choose between the values of a quick and of a full suite.
 
         Parameters
         ----------
         quick, full
-            What a quick suite takes, and what a whole one does.
+            The two values.
         """
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Make numbers around zero on the device: a million, over and over, as drawing is slow.
+        """Create a tensor of random numbers around zero on the device.
+
+        A million numbers are drawn and repeated, as drawing is slow.
 
         Parameters
         ----------
         *shape
-            Of the tensor.
+            Shape of the tensor.
         dtype
-            Its number format; the device's 16 bits if not given.
+            Number format; None for the device's 16-bit format.
         """
         numbers = torch.empty(shape, device=self.device, dtype=dtype or self.half)
         flat, some = numbers.view(-1), _drawn(self.device, numbers.dtype)
@@ -101,16 +107,29 @@ class Bench:
         return numbers
 
     def codes(self, *shape: int) -> Tensor:
-        """Bytes on the device."""
+        """Create a tensor of random bytes on the device.
+
+        Parameters
+        ----------
+        *shape
+            Shape of the tensor.
+        """
         return torch.randint(256, shape, device=self.device, dtype=torch.uint8)
 
     def turns(self, inputs: Callable[[], Inputs]) -> list[Inputs]:
-        """Make sets of inputs that together are twice as large as the cache.
+        """Create sets of inputs that together are twice as large as the device's cache.
+
+        Calls that rotate through the sets find no input in the cache.
 
         Parameters
         ----------
         inputs
-            Makes one set.
+            Creates one set.
+
+        Returns
+        -------
+        list
+            The sets.
         """
         first = inputs()
         each = max(1, sum(getattr(one, "nbytes", 0) for one in _as_tuple(first)))
@@ -122,9 +141,29 @@ class Bench:
 
 @frozen
 class Work:
-    """One op of known FLOPs and bytes.
+    """A benchmark of one op of known FLOPs and bytes.
 
-    Calls do the same on different inputs, so that none finds its own in the cache.
+    Calls do the same on different inputs, so that none finds its inputs in the cache.
+
+    Attributes
+    ----------
+    place
+        The device.
+    case
+        Sizes and options by name, recorded with the sample.
+    op
+        The op, with its FLOPs and bytes.
+    inputs
+        Allocates the inputs of one call.
+    call
+        Makes a call from the inputs, after what ``around`` yields.
+    clock
+        What is timed: "device", "host" (the host's part of a device's work), "lane" (a copy
+        stream), "beside" (several streams at once) or "cpu" (work of the host).
+    alone
+        Whether one set of inputs serves all calls.
+    around
+        Context in which the calls are timed.
     """
 
     place: Bench
@@ -144,7 +183,7 @@ class Work:
 
     @contextmanager
     def make(self) -> Iterator[list[Call]]:
-        """Allocate inputs for as long as it is timed."""
+        """Allocate inputs for the duration of a block, and yield the calls to time."""
         with self.around() as held:
             before = () if held is None else (held,)
             sets = [self.inputs()] if self.alone else self.place.turns(self.inputs)
@@ -182,12 +221,14 @@ class Timer(Protocol):
 def host_timer(
     clock: Callable[[], float] = perf_counter, synchronise: Callable[[], None] | None = None
 ) -> Timer:
-    """Make a timer by a clock of the host: all of a CPU's work, or the host's part of a GPU's.
+    """Make a timer that uses a clock of the host.
 
     Parameters
     ----------
+    clock
+        Returns the time. [s]
     synchronise
-        Waits for the device before the first call, if given.
+        Waits for the device before the first call; None for work of the CPU.
     """
 
     def time(calls: Sequence[Call]) -> float:
@@ -235,7 +276,7 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
 
 def threads_timer() -> Timer:
-    """Make a timer by the clock of the thread that computes longest, beside which others work."""
+    """Make a timer by the CPU time of the busiest thread, which other processes do not disturb."""
 
     def time(calls: Sequence[Call]) -> float:
         threads = [one.ident for one in threading.enumerate() if one.ident]
@@ -250,10 +291,15 @@ def threads_timer() -> Timer:
 
 
 def timers(device: torch.device) -> dict[str, Timer]:
-    """Make the timers of a device, by what a work's ``clock`` asks for.
+    """Make the timers of a device, by the ``clock`` of a benchmark.
 
-    A CPU that computes with one thread is timed by its threads' own clocks, which other processes
-    do not move.
+    On a CPU that computes with one thread, the CPU time of threads is used, which other processes
+    do not disturb.
+
+    Parameters
+    ----------
+    device
+        The device.
     """
     if device.type == "cuda":
         on_device = cuda_timer(device)
@@ -268,12 +314,21 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
 
 def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, ...]:
-    """Time one call, over and over on rotated inputs.
+    """Time a call repeatedly on rotated inputs.
 
     Parameters
     ----------
+    timer
+        Times calls.
+    calls
+        Equal calls on different inputs.
     budget
-        What the runs may take together; five are made even so. [s]
+        Time for all runs together; at least five are made in any case. [s]
+
+    Returns
+    -------
+    tuple of float
+        Time of one call in each run. [s]
     """
     timer(calls)  # warm-up: every input is touched, kernels are compiled and chosen
     timer(calls[:1])
