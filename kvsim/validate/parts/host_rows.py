@@ -15,16 +15,17 @@ from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 
 class HostCopies:
-    """Keys and values of every token in ``homes``, (sequences, KV heads, tokens, dim) each.
+    """Keys and values of every token of a layer in host memory.
 
-    A token of the whole batch is contiguous, so that storing it is one copy.
+    ``homes`` are two tensors of shape (sequences, KV heads, tokens, dim). One token of the whole
+    batch is contiguous, so that it is stored by one copy.
 
     Parameters
     ----------
     layer
-        Whose tokens they are.
+        The layer's cache.
     slots
-        Tokens per sequence that there is room for.
+        Tokens per sequence to allocate. [tokens]
     """
 
     def __init__(self, layer: LayerCache, slots: int) -> None:
@@ -38,13 +39,29 @@ class HostCopies:
         self._all.append(self)
 
     def store_prompt(self, keys: Tensor, values: Tensor, tokens: int) -> None:
-        """Send the prompt home; the layer before has left by then, and makes room."""
+        """Copy the prompt to host memory, after the copies of the previous layer have ended.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        tokens
+            Tokens to copy. [tokens]
+        """
         if mine := self._all.index(self):
             self._all[mine - 1].has_left()
         self._store(slice(0, tokens), keys, values)
 
     def append(self, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Send the pass's first new token of every sequence home."""
+        """Copy the first new token of every sequence in a pass to host memory.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+        """
         keys, values = keys[:, :, :1], values[:, :, :1]
         if step.uniform:
             self._store(slice(step.starts[0], step.starts[0] + 1), keys, values)
@@ -59,14 +76,19 @@ class HostCopies:
         self._send(store, keys, values)
 
     def fetch(self, index: Tensor, into: Sequence[Tensor]) -> Mark:
-        """Bring rows to the GPU beside compute, once those that were sent last have arrived.
+        """Copy chosen tokens to the GPU beside compute, after all pending copies to the host.
 
         Parameters
         ----------
         index
-            Tokens, (sequences, KV heads, n).
+            Positions of the tokens, (sequences, KV heads, n).
         into
-            Room for their keys and values, (sequences, KV heads, n, dim) each.
+            GPU buffers for their keys and values, (sequences, KV heads, n, dim) each.
+
+        Returns
+        -------
+        Mark
+            Event to wait for before the buffers are read.
         """
 
         self._asked = index  # kept until the next one: a lane reads it, whose end compute awaits
@@ -77,7 +99,7 @@ class HostCopies:
         return self.lanes.h2d(bring, self.lanes.mark(), self.stored)
 
     def has_left(self) -> None:
-        """Wait until what was sent is on the host, and free its source."""
+        """Wait for pending copies to the host, and free the tensors that they read."""
         self.stored.wait()
         self.leaving = ()
 
@@ -120,12 +142,12 @@ class PromptStages:
     sent: list[Mark] = field(default_factory=list)
 
     def take(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Return the buffers of the layer whose prompt is read; the layer two before has left them.
+        """Return the GPU buffers for the next layer's prompt, once they are free.
 
         Parameters
         ----------
         make
-            Allocates one set.
+            Allocates one set of buffers.
         """
         if not self.buffers:
             self.buffers = [make() for _ in "12"]
@@ -135,26 +157,32 @@ class PromptStages:
         return self.buffers[turn % 2]
 
     def send(self, copies: Copies) -> None:
-        """Send the layer's whole prompt home; the next layer takes the other buffers."""
+        """Copy the layer's whole prompt to host memory; the next layer uses the other buffers.
+
+        Parameters
+        ----------
+        copies
+            Pairs of a target in host memory and a source on the GPU.
+        """
         self.counter.copy(self.stored, "d2h", [source for _, source in copies])
         self.sent.append(self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark()))
 
     def finish(self) -> None:
-        """Wait until every prompt is at home, and free the buffers."""
+        """Wait until every prompt is in host memory, and free the buffers."""
         for mark in self.sent:
             mark.wait()
         self.buffers = []
 
 
 class HostValues:
-    """Values of all layers that have them on the host, and the buffers these take turns with.
+    """Values of several layers in host memory, and the GPU buffers that these layers share.
 
-    Values are records of a token's whole row, (tokens, batch, KV heads, bytes).
+    A token's values are one record per sequence and head, (tokens, batch, KV heads, bytes).
 
     Parameters
     ----------
     stored, fetched
-        The ops that send them home, and that bring them back.
+        Names of the ops that copy values to the host, and back to the GPU.
     """
 
     def __init__(self, lanes: Transfers, counter: NullCounter, stored: str, fetched: str) -> None:
@@ -167,16 +195,24 @@ class HostValues:
 
     @property
     def reading(self) -> bool:
-        """Whether the prompt is still read."""
+        """Whether prompts are still being read."""
         return not self.room
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Every buffer on the GPU that layers take turns with."""
+        """Every GPU buffer that the layers share."""
         return [*(t for some in self.stages.buffers for t in some), *self.room]
 
     def add(self, layer: LayerCache, column: TokenRows) -> None:
-        """One more layer has its values in these records."""
+        """Add a layer whose values are in host memory.
+
+        Parameters
+        ----------
+        layer
+            The layer's cache.
+        column
+            Its rows in host memory.
+        """
         self.layers.append(layer)
         self.columns[layer.layer] = column
 
@@ -193,14 +229,30 @@ class HostValues:
         self.stages.send([(home, self.stages.buffers[len(self.stages.sent) % 2][0])])
 
     def prompt_sent(self, rows: int) -> None:
-        """Every prompt is at home: make room for so many fetched rows of every KV head."""
+        """Wait for all prompts' copies to the host, and allocate the buffer of fetched rows.
+
+        Parameters
+        ----------
+        rows
+            Rows to fetch for every KV head at once.
+        """
         self.stages.finish()
         widest = max((c.record for c in self.columns.values()), key=lambda r: r.shape[-1])
         shape = (2, *widest.shape[1:3], rows, widest.shape[-1] // 2)
         self.room = [widest.new_zeros(shape, device=self.layers[0].device)]
 
     def send_new(self, layer: LayerCache, own: list[Tensor], step: Pass) -> None:
-        """One token per sequence to its slot."""
+        """Copy the values of one new token per sequence to host memory.
+
+        Parameters
+        ----------
+        layer
+            The layer's cache.
+        own
+            Parts of the new rows, (sequences, KV heads, 1, width) each.
+        step
+            The pass.
+        """
         self._wait(layer)
         column = self.columns[layer.layer]
         new = column.joined(own).permute(2, 0, 1, 3).contiguous()
@@ -212,12 +264,21 @@ class HostValues:
             self._send(layer, [(home, new[0, i]) for i, home in enumerate(homes)])
 
     def fetch(self, layer: LayerCache, index: Tensor, run: int = 1) -> list[Tensor]:
-        """Rows ``index`` (batch, KV heads, n) by part, (batch, KV heads, n, width).
+        """Copy the values of chosen tokens to the GPU.
 
         Parameters
         ----------
+        layer
+            The layer's cache.
+        index
+            Positions of the tokens, (batch, KV heads, n).
         run
-            Rows that lie side by side in host memory.
+            Rows that are contiguous in host memory.
+
+        Returns
+        -------
+        list of Tensor
+            Parts of the rows, (batch, KV heads, n, width) each.
         """
         column = self.columns[layer.layer]
         width = column.record.shape[-1]

@@ -28,20 +28,38 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
-    """Widen packed codes to the levels that they stand for. (..., n), in fp32"""
+    """Unpack codes to the levels that they stand for.
+
+    Parameters
+    ----------
+    codes
+        Packed codes, (..., n * bits / 8).
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Levels in fp32, (..., n).
+    """
     table, _ = tables(bits, codes.device)
     return table[unpack(codes, bits).int()]
 
 
 def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
-    """Compute the mean and standard deviation of numbers, some of them left out. (..., 2)
+    """Compute the mean and standard deviation of numbers, some of them left out.
 
     Parameters
     ----------
     numbers
         Numbers, (..., n).
     apart
-        Places of the numbers to leave out, (..., count).
+        Indices of the numbers to leave out, (..., count).
+
+    Returns
+    -------
+    Tensor
+        Mean and standard deviation, (..., 2).
     """
     rest = numbers.scatter(-1, apart, torch.nan)
     middle = rest.nanmean(-1, keepdim=True)
@@ -50,7 +68,17 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
 
 @cache
 def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Levels and borders on a device, copied once: a copy from the host would wait for a GPU."""
+    """Return the levels and borders of a width on a device.
+
+    They are cached, as a copy from the host would wait for the GPU.
+
+    Parameters
+    ----------
+    bits
+        Width of a code. [bit]
+    device
+        The device.
+    """
     table, borders = (torch.tensor(numbers, device=device) for numbers in levels(bits))
     return table, borders
 

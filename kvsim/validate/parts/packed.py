@@ -24,9 +24,9 @@ from kvsim.validate.transfer import to_device
 
 
 class PackedRing:
-    """Keys or values of one layer.
+    """Keys or values of one layer: packed rows, and a ring of recent tokens in full precision.
 
-    Token n is packed in row n, or still in slot ``n % slots`` of the ring.
+    Token n is either packed in row n, or still in slot ``n % slots`` of the ring.
     """
 
     def __init__(
@@ -66,8 +66,12 @@ class PackedRing:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         prompt
             Keys or values of the prompt, (batch, KV heads, tokens, head dim).
+        lengths
+            Tokens of each prompt. [tokens]
         packed
             Tokens of each sequence to pack. [tokens]
         """
@@ -98,6 +102,10 @@ class PackedRing:
 
         Parameters
         ----------
+        record
+            Counter of the op.
+        sequences
+            Indices of the sequences.
         begins
             Position of the first token to pack in every sequence, (batch,).
         count
@@ -111,12 +119,16 @@ class PackedRing:
         self._write(record, numbers, chosen, start)
 
     def read(self, packed: list[int], lengths: list[int], upper: bool = False) -> Iterator[Tensor]:
-        """List what attention reads.
+        """Yield the tensors that attention reads.
 
         Parameters
         ----------
+        packed
+            Packed tokens of each sequence. [tokens]
+        lengths
+            Tokens of each sequence. [tokens]
         upper
-            Leave out the lower halves of hierarchical codes.
+            Whether the lower halves of hierarchical codes are left out.
         """
         store = self.store
         for i, (rows, length) in enumerate(zip(packed, lengths, strict=True)):
@@ -170,16 +182,16 @@ class Fetched:
 
 
 class PackedStore(KvStore):
-    """Cells of keys and values behind rings, packed as KIVI's if a subclass does not say otherwise.
+    """Storage of packed keys and values with rings of recent tokens, by default as KIVI.
 
     Parameters
     ----------
     residual
-        Tokens of a block of keys, and values that are not packed yet.
+        Tokens of a block of keys, and recent values that are not packed. [tokens]
     ring
-        Slots of the rings, if there are more.
+        Slots of the rings, if more than ``residual``. [tokens]
     where
-        The levels' places.
+        Memory of the two levels of hierarchical codes.
     hierarchical
         Whether rows are packed in two halves.
     """
@@ -210,7 +222,7 @@ class PackedStore(KvStore):
         self.v = PackedRing(*settings, "token", where, hierarchical)
 
     def packed_keys(self, tokens: int) -> int:
-        """Count the packed rows of keys: whole blocks of the residual.
+        """Return how many tokens have packed keys: whole blocks of ``residual``.
 
         Parameters
         ----------
@@ -220,7 +232,7 @@ class PackedStore(KvStore):
         return tokens // self.residual * self.residual
 
     def packed_values(self, tokens: int) -> int:
-        """Count the packed rows of values: all but the residual.
+        """Return how many tokens have packed values: all but the latest ``residual``.
 
         Parameters
         ----------
@@ -266,7 +278,7 @@ class PackedStore(KvStore):
 
     @property
     def reads_all_slots(self) -> bool:
-        """The kernel reads up to each sequence's own end."""
+        """False: the kernel reads each sequence up to its own end."""
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
@@ -286,36 +298,88 @@ class PackedStore(KvStore):
             self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
 
     def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Put new tokens in the rings."""
+        """Write new tokens to the rings.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         with self.counter.op("attn") as record:
             self.k.append(keys, span.slots)
             self.v.append(values, span.slots)
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Packed rows and rings in one kernel."""
+        """Attend to packed rows and rings in one kernel.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Not used: queries see all tokens up to their own.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         return self._attend_packed(queries, span).out.to(queries.dtype)
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Scores leave the kernel."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, 1, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Not used: queries see all tokens up to their own.
+
+        Returns
+        -------
+        out : Tensor
+            The output, (sequences, heads, 1, dim).
+        weights : Tensor
+            Attention weight of every slot, (sequences, heads, 1, slots).
+        """
         part = self._attend_packed(queries, span, scored=True)
         return part.out.to(queries.dtype), shares(part).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Packed rows and rings."""
+        """Return packed rows and rings of keys and values, under the buffer name ``kv``."""
         return {"kv": [*self.k.tensors(), *self.v.tensors()]}
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Of keys and of values packed rows, and groups of them."""
+        """Count the packed rows and groups in use, in every tensor of keys and then of values.
+
+        Parameters
+        ----------
+        ends
+            Tokens of each sequence. [tokens]
+        """
         keys, values = self.packed_keys(max(ends)), self.packed_values(max(ends))
         groups = keys // self.k.store.group
         codes = 1 if self.k.store.lower is None else 2
         return [keys] * codes + [groups] * 2 + [values] * (codes + 2)
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Codes, scales and zero points of keys, then of values."""
+        """Replace the packed tensors by others of the same shapes.
+
+        Parameters
+        ----------
+        tables
+            Codes, scales and zero points of keys, then those of values.
+        """
         half = len(tables) // 2
         for side, (codes, *lower, scale, zero) in (
             (self.k, tables[:half]),
@@ -325,7 +389,7 @@ class PackedStore(KvStore):
             side.store = replace(side.store, codes=codes, lower=more, scale=scale, zero=zero)
 
     def gpu_tensors(self) -> list[Tensor]:
-        """The latest tokens, which are not packed yet."""
+        """Return the rings, which stay on the GPU if the packed rows are in host memory."""
         return [self.k.ring, self.v.ring]
 
     def _attend_packed(

@@ -165,7 +165,7 @@ class HostRows:
         return [tokens] * len(self.homes) if self.packing else self.kv.rows_of(tokens)
 
     def ready(self) -> None:
-        """Make what layers share: every layer is known."""
+        """Allocate buffers that layers share; called when every layer is known."""
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
         """Send home the inputs of a chunk of the prompt, if tokens are recomputed from them.
@@ -208,7 +208,7 @@ class HostRows:
         return 0, []
 
     def resident(self) -> Resident:
-        """What it keeps besides homes and shared buffers."""
+        """Return the tensors kept besides rows in host memory and shared buffers."""
         return {}
 
 
@@ -227,10 +227,10 @@ class Arrival:
 
 
 class PrefetchBuffers:
-    """Two buffers for all rows that are stored alike, in the order of layers and parts.
+    """Two GPU buffers through which layers and parts of the batch read their rows in host memory.
 
-    While a layer attends, the rows of the one after it are copied to the other buffer. A buffer is
-    filled once attention has read what was in it and the copy home of its new tokens is done.
+    While one layer attends, the rows of the next one are copied to the other buffer. A buffer is
+    reused once attention has read it and its new tokens have been copied to the host.
     """
 
     def __init__(self, run: LayeredRun, lanes: Transfers) -> None:
@@ -243,7 +243,7 @@ class PrefetchBuffers:
         self._coming: Arrival | None = None
 
     def ready(self) -> None:
-        """Make buffers that have room for the largest layer."""
+        """Allocate the buffers, in the size of the largest layer."""
         every, device = list(self.layers.values()), self.run.decoder.device
         tables = range(len(every[0].homes))
         most = [max(len(rows.homes[i]) + rows.first for rows in every) for i in tables]
@@ -260,7 +260,15 @@ class PrefetchBuffers:
             rows.ready()
 
     def before_attention(self, context: LayerContext, step: Pass) -> None:
-        """Ask for the next layer's rows, wait for this one's."""
+        """Start copying the next layer's rows, and wait for this layer's.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        step
+            The pass.
+        """
         rows = self.layers[context.visit]
         rows.kv.visit(self._tables(self._turn))
         if step.kind == "prefill":
@@ -282,7 +290,15 @@ class PrefetchBuffers:
         self.layers[context.visit].store_inputs(tensor, step, self._turn)
 
     def after_attention(self, context: LayerContext, step: Pass) -> None:
-        """Send home what is new; the buffer is free when attention and copies are done."""
+        """Copy new rows to host memory, after which the buffer can be reused.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        step
+            The pass.
+        """
         rows, prompt = self.layers[context.visit], step.kind == "prefill"
         if prompt:
             if step.length < self.run.prompt:
@@ -296,7 +312,7 @@ class PrefetchBuffers:
             self._request(following, self._turn)
 
     def round_done(self) -> None:
-        """Ask for the first layer's rows, now that it is known which drafts stay."""
+        """Start copying the first layer's rows, once it is known which drafts stay."""
         self._request(self._first_rows, self._turn)
 
     def _tables(self, turn: int) -> list[Tensor]:
@@ -392,20 +408,22 @@ class Joined(Linear):
         return out if self.bias is None else out + self.bias
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Both parts, and the bias where there is one."""
+        """Return both parts of the matrix, and the bias if there is one."""
         assert self.rest is not None
         return (*super().tensors(), self.rest)
 
 
 class StreamedWeights:
-    """A share of all layers' matrices on the host, that of two on the GPU; all else stays there.
+    """Streams a share of every layer's weight matrices from host memory, layer by layer.
+
+    Two buffers on the GPU hold the streamed part of one layer each; all other weights stay there.
 
     Parameters
     ----------
     pieces
-        Copies that bring a layer, one beside each part of the batch.
+        Copies per layer, one beside each part of the batch.
     share
-        Of every matrix's outputs.
+        Share of every matrix's outputs that is streamed, from 0 to 1.
     """
 
     def __init__(
@@ -421,7 +439,13 @@ class StreamedWeights:
             self.ahead(-1, piece)
 
     def layer(self, index: int) -> LayerWeights:
-        """The weights of a layer once they have arrived; layers come in turn."""
+        """Wait for the weights of a layer, and return them; layers must be asked for in order.
+
+        Parameters
+        ----------
+        index
+            Index of the layer.
+        """
         self._turn += 1
         self._free = self.transfers.mark()
         for mark, note in self._coming:
@@ -431,7 +455,15 @@ class StreamedWeights:
         return self._view(index, self.buffers[self._turn % 2])
 
     def ahead(self, index: int, piece: int) -> None:
-        """Queue one piece of the layer after ``index``."""
+        """Start copying one piece of the weights of the following layer.
+
+        Parameters
+        ----------
+        index
+            Index of the layer that computes.
+        piece
+            Index of the piece.
+        """
         home = self.homes[(index + 1) % len(self.homes)]
         start, stop = (home.numel() * i // self.pieces for i in (piece, piece + 1))
         target, source = self.buffers[(self._turn + 1) % 2][start:stop], home[start:stop]

@@ -14,12 +14,23 @@ from kvsim.validate.parts.store import hold_chunk
 
 
 def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
-    """A prompt's keys by page, (batch, KV heads, pages, tokens, dim), ``none`` behind its end.
+    """Arrange the keys of prompts by page.
 
     Parameters
     ----------
+    keys
+        (batch, KV heads, tokens, dim).
     ends
-        Tokens of every sequence, (batch,).
+        Tokens of every sequence, (batch,). [tokens]
+    page
+        Tokens of a page. [tokens]
+    none
+        Number that replaces keys behind the end of a sequence.
+
+    Returns
+    -------
+    Tensor
+        (batch, KV heads, pages, page, dim).
     """
     tokens = keys.shape[2]
     there = torch.arange(tokens, device=keys.device) < ends[:, None]
@@ -30,9 +41,9 @@ def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
 
 
 class SparsePromptCache(LayerCache):
-    """Every query head has its own part of the prompt; decoding reads every token.
+    """Base of caches with sparse attention over the prompt and full attention in decoding.
 
-    A technique attends in ``attend_prompt``.
+    Subclasses attend in ``attend_prompt``; every query head may read other tokens.
     """
 
     def __init__(self, place: LayerContext) -> None:
@@ -40,7 +51,22 @@ class SparsePromptCache(LayerCache):
         self.refuse_windows()
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Straight into the slots."""
+        """Write a chunk of the prompt to its slots, and attend with it.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            (sequences, KV heads, new, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+        """
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
@@ -64,16 +90,16 @@ class SparsePromptCache(LayerCache):
 
 
 class SparseBlocksCache(SparsePromptCache):
-    """Every query head reads a share of each row of blocks, its own block among them.
+    """Base of caches in which every query head reads its best blocks of the prompt.
 
-    A technique ranks the blocks in ``rank``.
+    A block of queries always reads its own block. Subclasses rank the blocks in ``rank``.
 
     Attributes
     ----------
     block
-        Tokens of a block.
+        Tokens of a block. [tokens]
     share
-        Of a row's blocks.
+        Share of the blocks up to its own that a block of queries reads, from 0 to 1.
     """
 
     block: int
@@ -91,7 +117,27 @@ class SparseBlocksCache(SparsePromptCache):
         raise NotImplementedError
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Row by row of blocks, each to its best."""
+        """Attend with each block of queries to its best blocks.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            The prompts so far, (sequences, KV heads, tokens, dim).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The output, (sequences, heads, new, dim).
+
+        Raises
+        ------
+        InputError
+            If a chunk does not begin at a block.
+        """
         start, block = step.starts[0], self.block
         if start % block:
             name = self.parts.selection.name

@@ -28,11 +28,27 @@ class KeptQueries:
 
     @classmethod
     def last(cls, lengths: Tensor, many: int) -> "KeptQueries":
-        """Keep the last ``many`` queries of prompts of these lengths, (batch,)."""
+        """Create a collection of the last queries of prompts.
+
+        Parameters
+        ----------
+        lengths
+            Tokens of each prompt, (batch,). [tokens]
+        many
+            Queries to keep per prompt.
+        """
         return cls(lengths[:, None] - many + torch.arange(many, device=lengths.device))
 
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """Keep those of a chunk (sequences, heads, new, dim) that are among them."""
+        """Keep the queries of a chunk whose positions are asked for.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        step
+            The pass.
+        """
         place = self.positions[step.rows] - step.starts[0]
         here = ((place >= 0) & (place < step.new))[:, None, :, None]
         rows = place.clamp(0, step.new - 1)[:, None, :, None]
@@ -46,7 +62,20 @@ class KeptQueries:
         return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]
 
     def weights(self, record: OpRecord, keys: Tensor) -> Tensor:
-        """Attention of the kept queries to keys (batch, KV heads, tokens, dim), by head, once."""
+        """Compute the attention weights of the kept queries, and release the queries.
+
+        Parameters
+        ----------
+        record
+            Counter of the op.
+        keys
+            (batch, KV heads, tokens, dim).
+
+        Returns
+        -------
+        Tensor
+            Weights, (batch, heads, queries, tokens).
+        """
         queries = self.take()
         found = scores(queries, keys, self.visible(keys.shape[2])[:, None]).to(keys.dtype)
         record.reads(queries, keys, found, found)  # softmax, then the sum over queries
@@ -54,7 +83,7 @@ class KeptQueries:
         return found
 
     def take(self) -> Tensor:
-        """The kept queries, (batch, heads, many, dim), which are given up."""
+        """Return the kept queries, (batch, heads, queries, dim), and release them."""
         assert self._held is not None
         queries, self._held = self._held, None
         return queries
@@ -77,13 +106,21 @@ def query_ranges(
 
 
 def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute attention weights: the softmax over keys. (batch, heads, queries, tokens), in fp32
+    """Compute attention weights, the softmax over keys.
 
     Parameters
     ----------
+    queries
+        (batch, heads, queries, dim).
+    keys
+        (batch, KV heads, tokens, dim).
     seen
-        True where a query sees a key, (batch or 1, 1, queries, tokens); all keys are seen if not
-        given.
+        True where a query sees a key, (batch or 1, 1, queries, tokens); None if all see all.
+
+    Returns
+    -------
+    Tensor
+        Weights in fp32, (batch, heads, queries, tokens).
     """
     batch, heads, new, dim = queries.shape
     grouped = queries.reshape(batch, keys.shape[1], -1, dim)  # heads of a group share their keys
@@ -140,7 +177,20 @@ def attend_part(
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
-    """Sum attention weights over the query heads that share a KV head. (batch, KV heads, ...)"""
+    """Sum attention weights over the query heads that share a KV head.
+
+    Parameters
+    ----------
+    weights
+        (batch, heads, ...).
+    kv_heads
+        Number of KV heads.
+
+    Returns
+    -------
+    Tensor
+        (batch, KV heads, ...).
+    """
     batch, _, *rest = weights.shape
     return weights.reshape(batch, kv_heads, -1, *rest).sum(2)
 
