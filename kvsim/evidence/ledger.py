@@ -267,7 +267,7 @@ def evidence_for(
         f"with {deployment.weights} weights",
     )
     gap = _gap(same, asked, deployment.stack.unmeasured)
-    words = _words(nearest, all(same), asked) + ("; " * bool(gap) + gap)
+    words = "; ".join(filter(None, [_words(nearest, all(same), asked), gap]))
     return KnownError(nearest, words, low, high, all(same), gap)
 
 

@@ -108,7 +108,7 @@ def make_result(
         notes=fields["assumed"],
         data=evidence.newest_measurement(some),
         foot=[ground],
-        pastes=[row["text"] for row in pastes] + [play] * bool(play),
+        pastes=[*(row["text"] for row in pastes), *filter(None, [play])],
     )
 
 

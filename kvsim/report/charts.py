@@ -110,8 +110,9 @@ def _draw_speed(rows: Sequence[Row]) -> Chart:
     time = "tpot_s" if any(row["tpot_s"] for row in rows) else "ttft_s"
     rate = comparison_key(max(rows, key=lambda row: int(row["generate"])))
     across, up = (QUANTITIES[key].heading for key in (time, rate))
-    lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
-    title = f"Speed and latency of every point{lines}"
+    title = "Speed and latency of every point"
+    if _has_several(rows, "prompt", "batch"):
+        title += ", a line for each prompt"
     chart = Chart(title, f"{across} [ms]", up, 420, log="xy")
     for text, name in labels.items():
         points = _by_prompt(

@@ -625,8 +625,8 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
 def _advised(plan: ChosenPlan) -> Iterator[str]:
     """Other weights and more GPUs, and once what narrower weights cost."""
     for advice in plan.advice:
-        caution = advice.caution if advice.caution != NARROW else ""
-        yield f"{advice}{'; ' * bool(caution)}{caution}."
+        told_once = advice.caution in ("", NARROW)
+        yield f"{advice}." if told_once else f"{advice}; {advice.caution}."
     if any(advice.caution == NARROW for advice in plan.advice):
         yield f"{NARROW[0].upper()}{NARROW[1:]}."
 

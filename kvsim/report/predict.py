@@ -167,9 +167,10 @@ def _make_result(
         note = f"{listed.note}; {left} more row{'s' * (left > 1)} with --verbose"
         listed = replace(listed, note=note)
 
-    left_tables = [*([shown] if listed is not shown else []), *reversals]
-    tables: list[Block] = [block for table in left_tables for block in (BLANK, table)]
-    tables += [BLANK] * bool(tables)
+    further = reversals if listed is shown else [shown, *reversals]
+    tables: list[Block] = [block for table in further for block in (BLANK, table)]
+    if tables:
+        tables.append(BLANK)
 
     def draw() -> "list[Chart]":
         from kvsim.report.charts import draw_predictions  # loaded where a page is asked for
@@ -360,7 +361,8 @@ def _table(rows: Sequence[Row]) -> Table:
     varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
 
     def write_memory(row: Row) -> str:
-        return units.gib(row["gpu_bytes"]) + " !" * (not row["fits"])
+        size = units.gib(row["gpu_bytes"])
+        return size if row["fits"] else f"{size} !"
 
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),

@@ -351,8 +351,10 @@ def _select_best(rows: Sequence[Row], targets: bool) -> Row:
     """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
 
     def worth(row: Row) -> float:
+        if targets:
+            return float(row["goodput_per_s"] or 0.0)
         latency = row["latency_s"]["p50"]
-        return float(row["goodput_per_s"] or 0.0) if targets else 1 / (latency or np.inf)
+        return 1 / latency if latency else 0.0
 
     most = max(map(worth, rows))
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
@@ -393,10 +395,12 @@ def _needed(
 def _describe_overload(row: Row, arrive: float | None) -> list[str]:
     """That more requests arrive than the server completes, if so."""
     waited, taken = row["queue_s"]["p50"] or 0.0, row["request_per_s"] or 0.0
-    said = f"requests queue for {units.seconds(waited)} (median)"
+    if waited <= WAITING:
+        return []
     if arrive is not None and taken < OVERLOADED * arrive:
-        said = f"the server completes {units.rate(taken)} of {units.rate(arrive)} requests/s"
-    return [f"Overloaded: {said}."] if waited > WAITING else []
+        both = f"{units.rate(taken)} of {units.rate(arrive)}"
+        return [f"Overloaded: the server completes {both} requests/s."]
+    return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:

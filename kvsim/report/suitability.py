@@ -122,7 +122,8 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
                 f"similar model; `kvsim validate --quality` measures it."
             )
         else:
-            other = ", measured with other settings" * _settings_differ(known.worst, str(t))
+            differ = _settings_differ(known.worst, str(t))
+            other = ", measured with other settings" if differ else ""
             yield f"Quality of {_name(t)}{other}: {known}."
 
 

@@ -97,10 +97,11 @@ def find_places(requests: Requests, limits: Limits) -> Records[BlockPlace]:
     assert ids is not None
     owner = ids if ids.base is None else ids.base
     start = np.array(requests.block_start)
-    key = id(owner), ids.ctypes.data, hash(start.tobytes()), parts * (not limits.tiers)
+    tiers = bool(limits.tiers)
+    key = id(owner), ids.ctypes.data, hash(start.tobytes()), parts, tiers
     if key not in _PLACES:
         places = make(BlockPlace, ids.size, block=ids, left=parts)
-        if not limits.tiers:
+        if not tiers:
             different = int(ids.max(initial=-1)) + 1
             around = np.full((2, different), UNSEEN, np.int32)
             joined = JoinedBlocks(places, around, np.zeros(different, np.bool_))

@@ -289,3 +289,5 @@ def test_blocks_that_always_follow_each_other_are_one_run(
             same = inside.block == place.block
             assert tiers or place.before == 2 * (i - np.flatnonzero(same)[0])
             assert place.left == 2 * same[i:].sum()
+    finer = find_places(some, make(Limits, 1, parts=4, tiers=tiers)[0])
+    assert finer.left.tolist() == (2 * places.left).tolist()  # engines' blocks of another size

@@ -56,9 +56,9 @@ ALL_PAIRED_REQUESTS = 6_000_000  # likewise, for all questions together
 TUNED_REQUESTS = 3_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 LARGER_PASSES = 2.0  # times its target of TTFT, up to which it is played with the largest passes
-POOLED = (
-    0.8  # of replicas that were too few for a load, the part that are for another in proportion
-)
+POOLED = 0.8
+"""Where so many replicas were too few for a load, this share of them, times the ratio of the loads,
+is taken as too few for another load: more replicas even out bursts better."""
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
