@@ -133,6 +133,10 @@ def load_model(name_or_path: str | Mapping[str, object]) -> Model:
 @cache  # what ships stays as it is while kvsim runs
 def _shipped_model(name: str, weights: str, repository: str) -> Model:
     model, own = read_model(catalogue_config(name), name, name), catalogue_entry(name)["hf_id"]
+    if weights == "fp8" and not repository:  # as --weights fp8
+        published = replace(model, repository=own)
+        weights = published.fp8_format
+        repository = published.checkpoint(weights)
     if weights not in ("", model.released):
         repository = repository or stand_in(own, weights)
     return replace(model, released=weights or model.released, repository=repository or own)

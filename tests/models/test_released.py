@@ -80,6 +80,8 @@ def test_fp8_of_a_mixture_published_in_blocks_is_that_checkpoint(model: str, fou
     one = build_deployment(Inputs("predict", {**where, "gpu": "h200", "tp": 8}))
     (compared,) = build_deployments(Inputs("plan", {**where, "gpu": "h200", "tp": "8"}))
     assert compared == one and one.weights == found
+    named = build_deployment(Inputs("predict", {"model": f"{model}-fp8", "gpu": "h200", "tp": 8}))
+    assert named.weights == found
 
 
 def test_an_engine_needs_no_flag_for_released_weights() -> None:
