@@ -346,10 +346,10 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
         good = played.good_share(targets, mine)
         share = percent(float(mine.mean()))
         said.append(f"{percent(good)} of the {share} that {_shorten(names[kind])} serves")
+    if not said:
+        return ""
     everyone = percent(played.good_share(targets))
-    return (
-        f"{everyone} of all requests meet the targets, but only {join_words(said)}." if said else ""
-    )
+    return f"{everyone} of all requests meet the targets, but only {join_words(said)}."
 
 
 def _describe_shortfall(answer: Row) -> list[str]:
@@ -414,7 +414,8 @@ def _summarize_certainty(answer: Row) -> str:
 
 def _describe_prices(answer: Row) -> str:
     """Say whose prices these are, of when, and the cheapest fleet at another seller."""
-    found, by_terms = answer["sellers"], dict[str, tuple[list[str], dict[str, None]]]()
+    found = answer["sellers"]
+    by_terms: dict[str, tuple[list[str], dict[str, None]]] = {}
     for gpu, x in found["prices"].items():
         terms, _, date = x["source"].rpartition(", ")
         prices, dates = by_terms.setdefault(terms, ([], {}))
@@ -428,7 +429,7 @@ def _describe_prices(answer: Row) -> str:
     if found["others"]:
         other = min(found["others"], key=lambda x: x["usd_per_hour"])
         told += f"; {other['seller']}: {_shorten(other['name'])}, {usd(other['usd_per_hour'])}/h"
-    elif len({terms.partition(",")[0] for terms in by_terms}) > 1:
+    elif len({terms.partition(",")[0] for terms in by_terms if terms}) > 1:  # none: a given price
         told += "; no seller offers all of them"
     return f"{told}."
 
@@ -587,8 +588,8 @@ def _describe_robustness(answer: Row) -> list[str]:
         for name, x in cases.items()
         if not x["met"]
     ]
-    bare = "Without that headroom or further losses, t" if _needed(answer) else "T"
-    said = f"{bare}his fleet also meets the targets {join_words(met)}" if met else ""
+    who = "Without that headroom or further losses, this fleet" if _needed(answer) else "This fleet"
+    said = f"{who} also meets the targets {join_words(met)}" if met else ""
     if missed:
         what = "them" if met else "the targets"
         how = f"the probability of meeting {what} is" if sure else f"it misses {what}"

@@ -8,6 +8,7 @@ import pytest
 from kvsim.report import capacity
 from kvsim.report.capacity import (
     _describe_certainty,
+    _describe_prices,
     _describe_question,
     _load_table,
 )
@@ -59,6 +60,19 @@ def test_what_fleets_for_other_loads_survive_is_said(
     }  # fmt: skip
     note = _load_table(row).note
     assert said in note and bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        (["a, spot, 2026-01-02", "given"], "x0 $1.00 (a, spot, 2026-01-02), x1 $1.00 (given)."),
+        (["a, spot, 2026-01-02", "b, spot, 2026"], "2026); no seller offers all of them."),
+        (["a, spot, 2026-01-02", "a, spot, 2026"], "x0 $1.00, x1 $1.00 (a, spot, 2026-01-02 and"),
+    ],
+)
+def test_prices_are_told_by_seller_beside_those_given(sources: list[str], said: str) -> None:
+    prices = {f"x{i}": {"usd_per_gpu_hour": 1.0, "source": x} for i, x in enumerate(sources)}
+    assert said in _describe_prices({"sellers": {"prices": prices, "others": []}})
 
 
 @pytest.mark.parametrize("words", [20, 58])
