@@ -124,6 +124,66 @@ class EngineSettings:
         if when:
             self.missing.append(what)
 
+    def command(self) -> str:
+        """The command alone; where it reads a file, with the option that writes both."""
+        *file, command = self.line.splitlines() or [""]
+        return f"{command} (`--emit {self.engine}` writes its file)" if file else command
+
+
+@dataclass
+class EngineSettings:
+    """Options, flags and gaps of an engine as its text is written.
+
+    Attributes
+    ----------
+    engine
+        Name of the engine.
+    options
+        Options of its command with their values, in order.
+    used
+        Flags that were written.
+    missing
+        What the engine has no setting for, in words.
+    """
+
+    engine: str
+    options: list[tuple[str, str]] = field(default_factory=list)
+    used: list[Flag] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def use(self, *names: str) -> None:
+        """Note flags that are written outside the command; refuse unknown ones."""
+        self.used += [find_flag(self.engine, name) for name in names]
+
+    def add(self, name: str, value: object = "", when: object = True) -> None:
+        """Add an option to the command; without a value, a switch.
+
+        Parameters
+        ----------
+        name
+            Option, such as ``--max-model-len``.
+        value
+            Its value; empty for a switch.
+        when
+            Whether it is needed.
+        """
+        if when:
+            self.use(name)
+            self.options.append((name, str(value)))
+
+    def lack(self, what: str, when: object = True) -> None:
+        """Note something that the engine has no setting for.
+
+        Parameters
+        ----------
+        what
+            What is missing, in words.
+        when
+            Whether it is needed.
+        """
+        if when:
+            self.missing.append(what)
+
     def take(self, other: "EngineSettings", without: str = "\0") -> None:
         """Take over what another engine's settings used and lacked, without repeating it.
 
@@ -349,7 +409,8 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
         one = replace(served.with_role(role), replicas=served.replicas * count)
         text = WRITERS[engine](one, own)
         parts.append(f"# {count} of these {ROLE_WORK[role]}\n{text}")
-        settings.take(own)
+        settings.used += [x for x in own.used if x not in settings.used]
+        settings.missing += [x for x in own.missing if x not in settings.missing]
     if engine == "sglang":
         parts.append(_sglang_router(settings, counts))
     settings.lack(CONNECTING[engine])
