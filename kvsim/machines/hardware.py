@@ -98,9 +98,10 @@ class ServerWork:
     token
         Host time per token that is sent to a client. [s]
     prompt
-        Host time per prompt of a pass: read, tokenised, queued. [s]
+        Host time per prompt of a pass: it is read, tokenised and queued. [s]
     first
-        From a request to its engine, and back with its first token; no pass waits for it. [s]
+        Time from a request until its engine has it, plus that from its first token until the client
+        has it; no pass waits for this. [s]
     """
 
     token: float = 0.0
@@ -112,17 +113,17 @@ class ServerWork:
 class CacheGrowth:
     """How a sequence's cache grows by a token.
 
-    Ideal is a token written in place. ``torch.cat`` makes two passes over the cache and may keep
-    the old one, and a static cache has its whole length from the start.
+    Ideally a token is written in place. ``torch.cat`` copies the cache in two passes and may keep
+    the old one, and a static cache has its full length from the start.
 
     Attributes
     ----------
     append_passes
-        Passes over the cache to append a token (torch.cat: 2).
+        Passes over the cache to append a token; 2 for ``torch.cat``.
     keeps_old
-        A step's caller keeps the cache that torch.cat replaces.
+        Whether the caller keeps the old cache during a step.
     static
-        Every step attends to and moves the cache's maximum length.
+        Whether every step attends to and copies the cache's full length.
     """
 
     append_passes: float = 0.0
@@ -132,18 +133,18 @@ class CacheGrowth:
 
 @frozen
 class AttentionPath:
-    """Traffic of attention besides the cache; in the ideal, scores stay on the chip.
+    """Memory traffic of attention besides the cache; ideally, scores stay on the chip.
 
     Attributes
     ----------
     score_bytes
-        Bytes moved per attention score (0: scores stay on chip). [B]
+        Traffic per attention score; 0 if scores stay on the chip. [B]
     score_memory
-        Held per score where they are not: fp16, its softmax in fp32, and that in fp16 again. [B]
+        Memory per attention score otherwise: fp16, its softmax in fp32, and that in fp16. [B]
     flash_prompt
-        The prompt's scores stay on chip unless a technique needs them.
+        Whether the prompt's scores stay on the chip unless a technique needs them.
     repeat_kv
-        Grouped heads are copied out to full width before attention.
+        Whether grouped KV heads are copied to the number of query heads before attention.
     """
 
     score_bytes: float = 0.0
@@ -159,28 +160,28 @@ class PackedCache:
     Attributes
     ----------
     layer
-        Further time per layer for the unpacked tail of a packed cache. [s]
+        Additional time per layer for the unpacked tail of a packed cache. [s]
     unpack_ops
-        Vector operations per cached number that a kernel unpacks.
+        Vector operations per cached number to unpack it in a kernel.
     unpack_each
-        Unpacks the cache for every new token, not once for all.
+        Whether the cache is unpacked for every new token, not once for all.
     unpack_bytes
-        Moved per packed number to unpack it outside the kernel. [B]
+        Traffic per packed number to unpack it outside the kernel. [B]
     passes
-        Passes over a packed cache that its attention makes in all.
+        Times that attention reads a packed cache.
     plain_passes
-        Further passes of one new token over a whole fp16 cache.
+        Additional times that one new token's attention reads a whole fp16 cache.
     merge_token
-        To join split attention's parts, per query and packed token. [s]
+        Time to join the parts of split attention, per query and packed token. [s]
     repeat_kv
-        Grouped heads are copied out packed, and then read at full width.
+        Whether packed KV heads are copied to the number of query heads, and read so.
     chunk
-        Memory.prefill_chunk with a packed cache whose heads are not grouped (0: no difference).
-        [tokens]
+        ``WorkingMemory.prefill_chunk`` for packed caches whose heads are not grouped; 0 for no
+        difference. [tokens]
     scored_prompt
-        KIVI's prompts are attended to by unfused kernels.
+        Whether KIVI attends to prompts with unfused kernels.
     qr
-        Time per matrix that a loop of library calls orthonormalises (0: batched). [s]
+        Time per matrix of a QR decomposition by library calls in a loop; 0 if batched. [s]
     """
 
     layer: float = 0.0
@@ -203,13 +204,13 @@ class ChosenTokens:
     Attributes
     ----------
     gather_row
-        Extra time per row gathered from host memory. [s]
+        Additional time per row gathered from host memory. [s]
     gather_sync
-        The host chooses the rows, so the GPU's indices must reach it first.
+        Whether the host gathers the rows, so that the GPU's indices must reach it first.
     index_bytes
-        Per stored token index. [B]
+        Size of a stored token index. [B]
     id_list
-        Host time to list one head's salient tokens, K or V (0: on the GPU). [s]
+        Host time to list one head's salient tokens, for K or V; 0 if done on the GPU. [s]
     """
 
     gather_row: float = 0.0
@@ -498,14 +499,14 @@ makes before it attends (torch.cat, repeat_kv)."""
 
 @frozen
 class Link:
-    """A channel that bytes move through.
+    """A memory or link that bytes move through.
 
     Attributes
     ----------
     bandwidth
         Rate that large transfers reach. [B/s]
     latency
-        Time before the first byte arrives, per transfer. [s]
+        Time before the first byte of a transfer arrives. [s]
     """
 
     bandwidth: float
@@ -580,49 +581,45 @@ class Kernel:
     Attributes
     ----------
     memory
-        Share of a channel's bandwidth it reaches.
+        Share of the memory bandwidth that it reaches.
     compute
-        Share of the arithmetic peak it reaches.
+        Share of the arithmetic peak that it reaches.
     floor
-        Time it takes however small the work. [s]
+        Least time, however small the work. [s]
     half_size
-        Rows of a product (attention: new tokens) that reach half of the peak.
+        Rows of a product (attention: new tokens) at which it reaches half of the peak.
     tile
-        Rows that a product computes together: others are rounded up (0: none).
+        Rows that a product computes together, to a multiple of which rows are rounded up; 0 for
+        none.
     unit_rate
-        Rate at which one unit of the GPU loads at most (0: no limit). [B/s]
+        Highest rate at which one streaming multiprocessor loads; 0 for no limit. [B/s]
     tile_columns
-        Columns of a tile of `tile` rows; tiles fill the units in waves.
+        Columns of a tile of ``tile`` rows; the multiprocessors compute tiles in waves.
     half_columns
-        Columns of a product (prompts: tokens that queries of all heads can be given out by) that
-        reach half of every rate.
+        Columns of a product at which it reaches half of every rate. For prompts, tokens by which
+        the queries of all heads can be divided over the multiprocessors.
     added
-        Share of the faster resources' time that adds to the slowest one's.
+        Share of the faster resources' time that is added to the slowest one's.
     input_passes
-        Times a product reads its input, or a scan each chunk's state.
+        Times that a product reads its input, or a scan the state of each chunk.
     traffic
-        Passes over the routed hidden states to gather and add them up.
+        Times that routed hidden states are read or written to gather and add them up.
     expert
-        Per expert that a GPU holds, chosen or not: its tokens are counted, its tiles listed and
-        looked up by every block. [s]
-    narrow
-        Times longer per byte and FLOP at a head dimension of 64 than at 128.
-    wide
-        The same at a head dimension of 256.
+        Time per expert on a GPU, chosen or not, to count its tokens and list its tiles. [s]
+    narrow, wide
+        Factor on the time per byte and FLOP at head dimensions of 64 and 256, relative to 128.
     ungrouped
-        Times longer with one query head per KV head.
+        Factor on the time with one query head per KV head.
     padding
-        Tokens per sequence that decode attention takes besides the cached ones.
+        Tokens per sequence that decode attention takes in addition to the cached ones. [tokens]
     unpacking
-        Vector operations per cached number that is widened (0: the stack's).
+        Vector operations per cached number that is widened; 0 for ``PackedCache.unpack_ops``.
     split
-        Further floor of decode attention that splits long contexts. [s]
+        Additional least time of decode attention that splits long contexts. [s]
     host
-        Time of the host to issue an op of it, besides its launches. [s]
+        Host time to issue an op of the class, besides its launches. [s]
     walk
-        Per cached token, where one block of a head's queries reads a whole cache by itself, so that
-        nothing is quicker (0: kernels split long caches); per input of a product whose blocks go
-        through all inputs; per token of a sequence that is scanned. [s]
+        Time per cached token where one block of a head's queries reads a whole cache. [s]
     """
 
     memory: float = 1.0

@@ -116,7 +116,7 @@ class Parallelism:
 
     @property
     def slices(self) -> int:
-        """GPUs that share one expert."""
+        """Number of GPUs that share one expert."""
         return self.stage // self.ep
 
     def check(self, model: Model) -> None:

@@ -38,8 +38,8 @@ class BreakEven:
     values
         Values on the axis, ascending, in the axis's unit. (n,)
     ratio
-        Tokens per second over those of full KV at the same value; NaN where one of the two does not
-        fit in memory. (n,)
+        Tokens per second, divided by those of full KV at the same value; NaN where one of the two
+        does not fit in memory. (n,)
     """
 
     axis: str

@@ -24,18 +24,18 @@ GAMMAS = range(1, 7)
 
 @frozen
 class Quality:
-    """How far a technique's next-token distribution is from full-precision KV.
+    """Difference of a technique's next-token distribution from that of full-precision KV.
 
     Attributes
     ----------
     technique
-        NAME:KEY=VALUE,... as on the command line.
+        The technique, ``NAME:KEY=VALUE,...`` as on the command line.
     perplexity
-        Of the text.
+        Perplexity of the text.
     kl
-        Mean KL divergence from the run with full-precision KV, per token. [nat]
+        Mean KL divergence from the run with full-precision KV. [nat/token]
     found
-        Share of the planted facts that it answered, 0 to 1; None if none were asked for.
+        Share of the planted facts that were answered, 0 to 1; None if none were asked for.
     """
 
     technique: str
@@ -51,9 +51,9 @@ class Retrieval:
     Attributes
     ----------
     facts
-        How many, in all windows.
+        Number of facts in all windows.
     found
-        Share of them that full-precision KV answered, 0 to 1.
+        Share of the facts that full-precision KV answered, 0 to 1.
     """
 
     facts: int
@@ -259,7 +259,17 @@ def parse_record(given: object, path: Path) -> AttentionTrace:
     given
         The parsed JSON.
     path
-        Path of the file.
+        Path of the file, for error messages.
+
+    Returns
+    -------
+    AttentionTrace
+        The trace.
+
+    Raises
+    ------
+    InputError
+        If a field is missing, unknown or invalid.
     """
     return _FieldReader(str(path)).trace(given)
 
@@ -399,6 +409,12 @@ class _FieldReader:
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Model and file of each attention trace that ships with kvsim."""
+    """Return the attention traces that ship with kvsim.
+
+    Returns
+    -------
+    dict of str to Path
+        File by name of the model.
+    """
     folder = Path(str(files("kvsim.traces"))) / "measured"
     return {path.stem: path for path in sorted(folder.glob("*.json"))}

@@ -17,36 +17,36 @@ Record = dict[str, object]
 
 @frozen
 class TraceFormat:
-    """One public trace format, or its columns as one file has them: a reader follows nothing else.
+    """A public trace format, or the columns that one file has.
 
     Attributes
     ----------
     name
-        As ``--format`` takes it.
+        Name, as ``--format`` takes it.
     arrival, unit
-        Column with arrivals, and its unit (`SECONDS_PER_UNIT`; dates count as `date`); empty if
-        there is none, so that all requests arrive at 0 s.
+        Column of arrivals, and its unit, a key of ``SECONDS_PER_UNIT``. Without a column all
+        requests arrive at 0 s.
     prompt, generate
-        Columns with prompt and generated tokens.
+        Columns of prompt and generated tokens.
     arrivals
-        Other columns with arrivals, and their units, that files have instead.
+        Alternative columns of arrivals, with their units, of which a file has one.
     blocks
-        Column with the prompt's prefix hash blocks; empty if there is none.
+        Column of the ids of the prompt's prefix blocks; empty if there is none.
     block_tokens
         Prompt tokens per block. [tokens]
     marks
-        Further columns that tell this format from others.
+        Further columns by which the format is recognised.
     arrives
         False if files without arrivals exist.
     failed
-        What a generated length of 0 means here; such rows are no requests and are left out,
-        counted. Empty: such a row is an error.
+        What a generated length of 0 means in this format; such rows are counted and left out. If
+        empty, such a row is an error.
     unpack
-        Turns a JSON record into rows; the record itself if not given.
+        Turns a JSON record into rows; None if a record is a row.
     conduct
-        Roles and columns of turns, classes and aborts, where a file has them.
+        Roles and names of the columns on turns, classes and aborts.
     chars_per_token
-        By which characters are divided, where a file has text.
+        Characters per token, by which lengths are divided if the file has text.
     """
 
     name: str
@@ -65,7 +65,7 @@ class TraceFormat:
     chars_per_token: float = 0.0
 
     def columns(self) -> list[str]:
-        """Names of the columns to read."""
+        """Return the names of the columns to read."""
         named = (self.arrival, self.prompt, self.generate, self.blocks)
         return [name for name in (*named, *dict(self.conduct).values()) if name]
 
@@ -74,12 +74,22 @@ ARRAYS = ("start_times", "input_lens", "output_lens")
 
 
 def unpack_vllm(run: Record) -> Iterator[Record]:
-    """Iterate over the requests of a run of vLLM's benchmark, one row each.
+    """Yield the requests of a run of vLLM's benchmark as one record each.
 
     Parameters
     ----------
     run
-        The run, with one array per column.
+        The parsed result, with one array per column.
+
+    Yields
+    ------
+    dict
+        The columns of one request.
+
+    Raises
+    ------
+    InputError
+        If a column is not a list, or lists differ in length.
     """
     arrays: dict[str, list[object]] = {}
     for name, values in ((name, run[name]) for name in ARRAYS if name in run):
@@ -94,12 +104,22 @@ def unpack_vllm(run: Record) -> Iterator[Record]:
 
 
 def unpack_sharegpt(conversation: Record) -> Iterator[Record]:
-    """Return the characters of the first two turns of a conversation.
+    """Yield the characters of the first two turns of a ShareGPT conversation, as one record.
 
     Parameters
     ----------
     conversation
-        The conversation, with its turns.
+        The conversation with its turns.
+
+    Yields
+    ------
+    dict
+        Lengths of question and answer. [characters]
+
+    Raises
+    ------
+    InputError
+        If there are fewer than two turns.
     """
     turns = conversation.get("conversations", conversation.get("conversation"))
     if not isinstance(turns, list):
@@ -250,18 +270,28 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> TraceFormat
 
 
 def named(file: str, columns: Collection[str], names: dict[str, str], unit: str) -> TraceFormat:
-    """Build the format that the user describes.
+    """Build a trace format from column names that the user gives.
 
     Parameters
     ----------
     file
-        Name of the file, for messages.
+        Name of the file, for error messages.
     columns
-        Names of its columns.
+        Names of the file's columns.
     names
-        Column of each role.
+        Column of each role, such as ``arrival`` or ``prompt``.
     unit
-        Unit of time.
+        Unit of arrival times: s, ms, us, ns or date.
+
+    Returns
+    -------
+    TraceFormat
+        The format.
+
+    Raises
+    ------
+    InputError
+        If a role is unknown, or a required role or a column is missing.
     """
     for role in names:
         if role not in COLUMN_ROLES:

@@ -43,9 +43,14 @@ class Uniform:
         Parameters
         ----------
         share
-            Quantiles as shares.
+            Probabilities from 0 to 1. (n,)
         normal
-            The same as normal deviates, not used here.
+            The same quantiles as standard normal deviates, not used here. (n,)
+
+        Returns
+        -------
+        array
+            Lengths. (n,) [tokens]
         """
         return self.least + (self.most - self.least) * share
 

@@ -32,7 +32,15 @@ TILTS = (0.02, 50.0)
 
 @frozen
 class EngineMetrics:
-    """Names of an engine's metrics; those of histograms without ``_bucket``."""
+    """Names of an engine's Prometheus metrics; histograms are named without ``_bucket``.
+
+    Attributes
+    ----------
+    prompt, generate
+        Histograms of prompt and generated lengths.
+    hits, queries
+        Counters of prefix-cache hits and look-ups, the first that exists is used.
+    """
 
     prompt: str
     generate: str
@@ -61,16 +69,16 @@ Series = tuple[str, Mapping[str, str], Floats, Floats]
 
 @frozen
 class LengthHistogram:
-    """Lengths of the requests that finished between consecutive scrapes.
+    """Lengths of the requests that finished between consecutive scrapes of an engine's metrics.
 
     Attributes
     ----------
     times
-        Of the looks. (t + 1,) [s]
+        Times of the scrapes. (t + 1,) [s]
     edges
         Upper bounds of the buckets, the last one infinite. (b,) [tokens]
     counts
-        Requests per step and bucket. (t, b)
+        Requests by interval between scrapes and by bucket. (t, b)
     total
         Sum of all lengths; 0 if it is not known. [tokens]
     """

@@ -85,7 +85,21 @@ class Trace:
 
 @frozen
 class TracePart:
-    """Consecutive requests, with the file's arrivals and ids of prefix blocks."""
+    """Consecutive requests of a trace, with arrivals and ids of prefix blocks as in the file.
+
+    Attributes
+    ----------
+    arrival
+        Arrivals. (n,) [s]
+    prompt, generate
+        Lengths. (n,) [tokens]
+    block_ids
+        Prefix blocks of all requests, one after another; None without blocks. (m,)
+    block_counts
+        Number of prefix blocks of each request; None without blocks. (n,)
+    conduct
+        Columns on turns, classes and aborts, by name. (n,) each
+    """
 
     arrival: Floats
     prompt: Integers
@@ -96,7 +110,7 @@ class TracePart:
 
 
 class Reader:
-    """One trace, read in pieces.
+    """Reads a trace in pieces.
 
     Raises
     ------
@@ -115,7 +129,13 @@ class Reader:
         self._rows = 0
 
     def parts(self) -> Iterator[TracePart]:
-        """The requests in the order of the file; arrivals in seconds from the first one."""
+        """Yield the requests in the order of the file.
+
+        Yields
+        ------
+        TracePart
+            Consecutive requests, with arrivals in seconds from the first one of the trace.
+        """
         layout = self.layout
         policy = RowPolicy(
             self.source.name, self.options.skip_bad, layout.failed, layout.block_tokens
@@ -132,7 +152,7 @@ class Reader:
             raise InputError(f"{self.source.name}: {what}; expected at least one request")
 
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the user on the rows read so far."""
+        """Return remarks for the user on the rows read so far, one line each."""
         name, notes = self.source.name, []
         for rule, count in self.left_out.counts.items():
             notes.append(f"omitted {count} rows [{rule}], the first: {self.left_out.first[rule]}")
@@ -207,14 +227,19 @@ class Reader:
 
 
 def load(source: str, options: ReadOptions | None = None) -> Trace:
-    """Read a trace whole.
+    """Read a whole trace.
 
     Parameters
     ----------
     source
-        A path, or `sample:NAME`.
+        A path, or ``sample:NAME``.
     options
         How to read it; by default the format is recognised by its columns.
+
+    Returns
+    -------
+    Trace
+        The requests, and what was left out.
 
     Raises
     ------

@@ -137,7 +137,7 @@ class Requests:
         return self.parent is not None or self.abort_after is not None
 
     def without_sessions(self) -> "Requests":
-        """The same requests without dependencies: fixed arrivals and no aborts."""
+        """Return the requests with fixed arrivals and without aborts."""
         return replace(self, parent=None, think=None, abort_after=None)
 
     @property
@@ -187,12 +187,19 @@ class Requests:
         )
 
     def take(self, rows: Integers, arrival: Floats | None = None) -> "Requests":
-        """Select requests by index; block ids are unchanged.
+        """Select requests by index; ids of prefix blocks are unchanged.
 
         Parameters
         ----------
+        rows
+            Indices of the requests. (k,)
         arrival
-            When they arrive, if not when they did; then numbers need not ascend. [s]
+            New arrivals, with which indices need not ascend; None to keep the old ones. (k,) [s]
+
+        Returns
+        -------
+        Requests
+            The selected requests.
         """
         part = {name: getattr(self, name)[rows] for name in ("prompt", "generate")}
         part["arrival"] = self.arrival[rows] if arrival is None else arrival
@@ -220,24 +227,39 @@ class Requests:
         return self[: max(count, 0)]
 
     def scaled(self, rate_factor: float) -> "Requests":
-        """Return the same requests at another rate.
+        """Return the requests with all arrivals scaled to another rate; think times stay.
 
         Parameters
         ----------
         rate_factor
             Factor on the rate; arrivals are divided by it.
+
+        Returns
+        -------
+        Requests
+            The scaled trace.
+
+        Raises
+        ------
+        InputError
+            If the factor is not a number above 0.
         """
         if not (np.isfinite(rate_factor) and rate_factor > 0):
             raise InputError(f"rate factor {rate_factor}: expected a number above 0")
         return replace(self, arrival=self.arrival / rate_factor)
 
     def time_scaled(self, factor: float) -> "Requests":
-        """Scale all times by a factor, think times and aborts included.
+        """Return the requests with all times scaled, think times and aborts included.
 
         Parameters
         ----------
         factor
-            Factor on the speed of time.
+            Factor on the rate; all times are divided by it.
+
+        Returns
+        -------
+        Requests
+            The scaled trace.
         """
         some = self.scaled(factor)
         if self.think is not None:
@@ -248,11 +270,11 @@ class Requests:
 
     @property
     def duration(self) -> float:
-        """From the first arrival to the last; 0 for fewer than two requests. [s]"""
+        """Time from the first arrival to the last; 0 for fewer than two requests. [s]"""
         return float(self.arrival[-1] - self.arrival[0]) if len(self) else 0.0
 
     def blocks(self) -> Iterator[Integers]:
-        """Iterate over each request's prefix blocks; empty for a trace without them."""
+        """Yield the ids of each request's prefix blocks; nothing for a trace without them."""
         if self.block_ids is not None and self.block_start is not None:
             for first, last in pairwise(self.block_start):
                 yield self.block_ids[first:last]

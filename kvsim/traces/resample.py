@@ -100,23 +100,22 @@ def _times_before(drawn: Integers) -> Integers:
 
 
 def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers]:
-    """Scale the number of clients at the same duration.
+    """Scale the number of clients of a trace at the same duration.
 
-    Copies begin at other times of the trace and go round, those of users who are there from the
-    beginning at other times of that; of a part of a copy a share of the sessions stays. No copy
-    shares a prefix with another.
+    The trace is copied; copies are shifted in time and wrap around, and of a fractional copy a
+    share of the sessions is kept. Copies share no prefixes with each other.
 
     Parameters
     ----------
     requests
         The trace.
     factor
-        Clients, in times of the trace's.
+        New number of clients over that of the trace.
 
     Returns
     -------
     tuple of Requests and array
-        The requests, and which request of the trace each one is. (n,)
+        The requests, and the index in ``requests`` that each is a copy of. (n,)
     """
     if factor == 1:
         return requests, np.arange(len(requests))

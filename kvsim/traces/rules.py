@@ -36,7 +36,17 @@ RULES = {
 
 
 class Broken(NamedTuple):
-    """A violated rule, with the column and the value found there."""
+    """A violated rule.
+
+    Attributes
+    ----------
+    rule
+        Name of the rule, a key of ``RULES``.
+    column
+        Name of the column.
+    got
+        The value found there, as text.
+    """
 
     rule: str
     column: str
@@ -45,9 +55,19 @@ class Broken(NamedTuple):
 
 @dataclass
 class TraceColumn:
-    """A column of a chunk as numbers; values of rows in ``broken`` are undefined.
+    """A column of a chunk of a trace as numbers; values of rows in ``broken`` are undefined.
 
-    Dates are kept in `nanoseconds` besides: as doubles they would be 256 ns apart.
+    Attributes
+    ----------
+    name
+        Name of the column.
+    values
+        Its values. (n,)
+    broken
+        Violated rule by row.
+    nanoseconds
+        Dates as whole numbers, since they would be 256 ns apart as doubles; None for other columns.
+        (n,) [ns]
     """
 
     name: str
@@ -71,7 +91,17 @@ class TraceColumn:
 
 @dataclass
 class Blocks:
-    """Prefix blocks of a chunk: concatenated ids, and the number of each row."""
+    """Prefix blocks of a chunk of a trace.
+
+    Attributes
+    ----------
+    ids
+        Ids of all rows, one after another. (m,)
+    counts
+        Number of blocks of each row. (n,)
+    broken
+        Violated rule by row.
+    """
 
     ids: Integers
     counts: Integers
@@ -82,8 +112,20 @@ class Blocks:
 class RowChunk:
     """Rows of a trace as read from the file.
 
-    `torn` are rows of which no column could be read, by their place in the file; `positions`
-    places the others, counted in `place` (line, item, row).
+    Attributes
+    ----------
+    place
+        What ``positions`` count: "line", "item" or "row".
+    positions
+        Where each row is in the file. (n,)
+    arrival, prompt, generate
+        Columns of these roles.
+    blocks
+        Prefix blocks; None if the file has none.
+    torn
+        Violated rule by position, for rows of which no column could be read.
+    conduct
+        Columns on turns, classes and aborts, by role.
     """
 
     place: str
@@ -98,7 +140,15 @@ class RowChunk:
 
 @dataclass
 class LeftOut:
-    """Numbers of rows that were left out, by rule, with the first example of each."""
+    """Rows of a trace that were left out.
+
+    Attributes
+    ----------
+    counts
+        Number of rows by violated rule.
+    first
+        Description of the first such row by rule.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)

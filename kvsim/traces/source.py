@@ -22,7 +22,13 @@ MAX_LINE_BYTES = 1 << 29  # longest line or record; more is no trace [bytes]
 
 
 def samples() -> dict[str, Path]:
-    """Name and file of each trace that ships with kvsim, for `sample:NAME`."""
+    """Return the traces that ship with kvsim.
+
+    Returns
+    -------
+    dict of str to Path
+        File by the name in ``sample:NAME``.
+    """
     folder = Path(str(files("kvsim.traces"))) / "samples"
     files_there = (path for path in sorted(folder.iterdir()) if path.suffix != ".md")
     return {path.name.split(".")[0]: path for path in files_there}
@@ -51,7 +57,7 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """csv, jsonl, json (one document) or parquet."""
+        """Container format: "csv", "jsonl", "json" (one document) or "parquet"."""
         if self.peek[:4] == b"PAR1":
             return "parquet"
         line, newline, _ = self.peek.lstrip().partition(b"\n")
@@ -60,7 +66,7 @@ class Source:
         return "json" if line[:1] == b"[" else "csv"
 
     def open(self) -> IO[bytes]:
-        """Decompressed bytes, from the start."""
+        """Open the file for reading decompressed bytes from the start."""
         if self.codec == "gzip":
             return cast(IO[bytes], gzip.open(self.path))
         if self.codec:
@@ -70,7 +76,7 @@ class Source:
         return self.path.open("rb")
 
     def blocks(self) -> Iterator[bytes]:
-        """Decompressed bytes in pieces, without a byte-order mark.
+        """Yield the decompressed bytes in pieces, without a byte-order mark.
 
         Raises
         ------

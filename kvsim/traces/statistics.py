@@ -11,7 +11,17 @@ MINUTE = 60.0
 
 @frozen
 class LengthStatistics:
-    """How long prompts or answers are. [tokens]"""
+    """Statistics of prompt or generated lengths. [tokens]
+
+    Attributes
+    ----------
+    total, mean
+        Sum and mean.
+    least, most
+        Shortest and longest.
+    percentiles
+        Length by percentile, such as 50 for the median.
+    """
 
     total: int
     mean: float
@@ -22,7 +32,7 @@ class LengthStatistics:
 
 @frozen
 class Reuse:
-    """Share of the prompts that an infinite prefix cache would serve.
+    """Hits of an infinite prefix cache on a trace.
 
     A block is a hit if an earlier request has it and all blocks before it in its prompt are hits.
 
@@ -31,13 +41,13 @@ class Reuse:
     block_tokens
         Prompt tokens per block. [tokens]
     blocks, unique
-        Prefix blocks of all requests, and different ones among them.
+        Number of prefix blocks of all requests, and of different ones.
     hit_rate
-        Blocks that are hits.
+        Share of blocks that are hits.
     token_share
-        Prompt tokens in blocks that are hits.
+        Share of prompt tokens that are in such blocks.
     request_share
-        Requests with at least one hit.
+        Share of requests with at least one hit.
     """
 
     block_tokens: int
@@ -87,12 +97,17 @@ class Statistics:
 
 
 def describe(requests: Requests) -> Statistics:
-    """Compute the statistics of a trace with at least one request.
+    """Compute the statistics of a trace.
 
     Parameters
     ----------
     requests
-        The trace.
+        The trace, with at least one request.
+
+    Returns
+    -------
+    Statistics
+        Rates, lengths, burstiness and prefix reuse.
     """
     gaps = np.diff(requests.arrival)
     moving = bool(len(gaps)) and requests.duration > 0
@@ -153,12 +168,17 @@ def rank_correlation(first: Integers, second: Integers) -> float | None:
 
 
 def ranks(values: Integers | Floats) -> Floats:
-    """Rank values from 1; equal values share their mean rank.
+    """Rank values from 1; equal values get their mean rank.
 
     Parameters
     ----------
     values
-        Values, shape (n,).
+        Values. (n,)
+
+    Returns
+    -------
+    array
+        Ranks. (n,)
     """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     highest = np.cumsum(counts)

@@ -104,7 +104,7 @@ class Arrivals(ABC):
             span *= 1.0 if requests is None else 1.2 * reached[-1] / (load[-1] * rate)
 
     def gaps(self, random: Random, count: int) -> Floats:
-        """Draw gaps between arrivals, in expected requests of mean 1.
+        """Draw gaps between arrivals, in units of the mean gap at constant load.
 
         Parameters
         ----------
@@ -112,6 +112,11 @@ class Arrivals(ABC):
             Random generator.
         count
             Number of gaps.
+
+        Returns
+        -------
+        array
+            Gaps of mean 1. (count,)
         """
         if self.cv == 0:
             return np.ones(count)
@@ -120,7 +125,7 @@ class Arrivals(ABC):
 
 @frozen
 class Steady(Arrivals):
-    """Constant load: Poisson with cv 1, burstier above, more even below."""
+    """Arrivals at constant load: Poisson with ``cv`` 1, burstier above, more even below."""
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
         """Return the cumulative load over time: a straight line.
@@ -143,12 +148,12 @@ class Steady(Arrivals):
 
 @frozen
 class OnOff(Arrivals):
-    """Bursts: load only while on; both states last exponentially long.
+    """Arrivals in bursts; both states have exponentially distributed lengths.
 
     Attributes
     ----------
     on, off
-        Mean lengths of the states. [s]
+        Mean length of the states with and without load. [s]
     """
 
     on: float = 10.0
@@ -180,7 +185,9 @@ class OnOff(Arrivals):
 
 @frozen
 class Diurnal(Arrivals):
-    """A daily sine that starts at its trough: rate x (1 - amplitude x cos(2 pi t / period)).
+    """Arrivals at a load that follows a daily sine, from its trough.
+
+    The rate is mean rate x (1 - amplitude x cos(2 pi t / period)).
 
     Attributes
     ----------
@@ -293,9 +300,9 @@ class Lognormal:
     Attributes
     ----------
     median
-        Half of the lengths are below. [tokens]
+        Median length. [tokens]
     sigma
-        Standard deviation of the logarithm; 0: all are the median.
+        Standard deviation of the length's natural logarithm; 0 if all lengths are equal.
     """
 
     median: float
@@ -321,25 +328,30 @@ class Lognormal:
 
 @frozen
 class Empirical:
-    """A distribution with the percentiles of a trace.
+    """A distribution given by its quantiles, such as those of a trace.
 
     Attributes
     ----------
     marks
-        Logarithm of 1 + the value at each quantile of `QUANTILE_MARKS`.
+        Natural logarithm of 1 + the value, at each probability in ``QUANTILE_MARKS``.
     """
 
     marks: tuple[float, ...]
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """Interpolate the values at quantiles of the distribution.
+        """Interpolate the values at some quantiles.
 
         Parameters
         ----------
         share
-            Quantiles as shares.
+            Probabilities from 0 to 1. (n,)
         normal
-            The same as normal deviates, not used here.
+            The same quantiles as standard normal deviates, not used here. (n,)
+
+        Returns
+        -------
+        array
+            Values. (n,)
         """
         return np.expm1(np.interp(share, QUANTILE_MARKS, self.marks))
 
@@ -350,7 +362,12 @@ def fit_percentiles(values: Integers | Floats) -> Empirical:
     Parameters
     ----------
     values
-        Values of at least 0, shape (n,).
+        Values of at least 0. (n,)
+
+    Returns
+    -------
+    Empirical
+        The distribution.
     """
     return Empirical(tuple(np.log1p(np.quantile(values, QUANTILE_MARKS)).tolist()))
 
@@ -441,18 +458,18 @@ SEARCH_RADIUS = 64  # requests looked at on either side of the wanted distance
 
 @frozen
 class Prefixes:
-    """Prefix reuse.
+    """A model of the reuse of prompt prefixes.
 
     Attributes
     ----------
     block_tokens
         Prompt tokens per block. [tokens]
     classes
-        Prompt lengths that split requests into classes of equal size. [tokens]
+        Prompt lengths that divide requests into classes of equal size. [tokens]
     depth
-        Per class, the share of a prompt's blocks that an earlier request has.
+        By class, distribution of the share of a prompt's blocks that an earlier request has.
     distance
-        Requests between a request and the latest one it shares that prefix with.
+        Distribution of the number of requests since the latest one with the same prefix.
     """
 
     block_tokens: int
@@ -515,18 +532,24 @@ def fit_prefixes(requests: Requests) -> Prefixes | None:
 
 
 def reuse(block_tokens: int, share: float, depth: float, distance: float) -> Prefixes:
-    """Prefix reuse in four numbers.
+    """Build a model of prefix reuse from four numbers.
 
     Parameters
     ----------
     block_tokens
         Prompt tokens per block. [tokens]
     share
-        Requests whose prefix an earlier request has.
+        Share of the requests whose prefix an earlier request has, 0 to 1.
     depth
-        Mean share of their prompt that this is; uniform around it, as wide as 0 and 1 allow.
+        Mean share of a prompt that is reused, 0 to 1; uniformly distributed around it, as widely as
+        0 and 1 allow.
     distance
-        Median distance to the earlier request; exponential. [requests]
+        Median number of requests since the earlier one; exponentially distributed. [requests]
+
+    Returns
+    -------
+    Prefixes
+        The model.
     """
     reach = min(depth, 1 - depth)
     deep = np.clip((QUANTILE_MARKS - (1 - share)) / max(share, 1e-9), 0, 1)
@@ -612,16 +635,21 @@ class TrafficModel:
     prefixes: Prefixes | None = None
 
     def draw(self, seed: int, requests: int | None, duration: float | None) -> Requests:
-        """Draw a trace, the same for the same seed.
+        """Draw a trace.
 
         Parameters
         ----------
         seed
-            Seed of the random numbers.
+            Seed of the random numbers; equal seeds give equal traces.
         requests
-            Number of requests; None for those of the duration.
+            Number of requests; None for as many as arrive in ``duration``.
         duration
-            Length of the trace; None for that of the requests. [s]
+            Length of the trace; None for as long as ``requests`` take. [s]
+
+        Returns
+        -------
+        Requests
+            The trace.
         """
         times, sizes, shares = (np.random.default_rng([seed, part]) for part in range(3))
         arrival = self.arrivals.draw(times, self.rate, requests, duration)
@@ -636,17 +664,22 @@ class TrafficModel:
 
 
 def fit_traffic(requests: Requests) -> TrafficModel:
-    """Fit a traffic model to a trace.
+    """Fit a traffic model to a trace: arrivals, lengths and prefix reuse.
 
     Parameters
     ----------
     requests
         The trace.
 
+    Returns
+    -------
+    TrafficModel
+        The model, from which similar traces can be drawn.
+
     Raises
     ------
     InputError
-        If the trace is so short that its percentiles would be its rows.
+        If the trace is so short that drawn traces would repeat its rows.
     """
     if len(requests) < MIN_FITTED:
         raise InputError(
@@ -665,7 +698,15 @@ FROM_FILE = "empirical:"
 
 
 class Setting(NamedTuple):
-    """A number in a spec: its default and its range."""
+    """A number in an option's text: its default and its range.
+
+    Attributes
+    ----------
+    default
+        Value if the number is not given.
+    least, most
+        Smallest and largest value.
+    """
 
     default: float
     least: float

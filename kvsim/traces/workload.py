@@ -30,33 +30,34 @@ DEFAULT_THINK = 20.0  # between the turns of a conversation, where nothing is sa
 
 @frozen
 class DrawnTraffic:
-    """Parameters of the traffic that is drawn.
+    """Parameters of synthetic traffic.
 
     Attributes
     ----------
     lengths
-        Of prompts and answers. [tokens]
+        Joint distribution of prompt and generated lengths. [tokens]
     rate
-        Requests per second; 0 where users send them. [1/s]
+        Mean rate of requests; 0 if users send them. [requests/s]
     users
-        Clients of which each waits for its answer and thinks before the next request; 0: arrivals
-        do not depend on answers.
+        Number of clients, each of which waits for its answer and then thinks before it sends the
+        next request; 0 if arrivals do not depend on answers.
     think
         Mean time between an answer and the client's next request. [s]
     burst
-        Coefficient of variation of the gaps between arrivals; 1: Poisson.
+        Coefficient of variation of the gaps between arrivals; 1 for a Poisson process.
     hours
-        How long it lasts; None: long enough. [h]
+        Length of the trace; None for a length that suffices. [h]
     cached
-        Tokens that every prompt begins with and all share. [tokens]
+        Length of the prefix that all prompts share. [tokens]
     hit_rate
-        Share of each prompt that an earlier request had.
+        Share of each prompt that an earlier request had, 0 to 1.
     turns
-        Requests of a conversation, whose prompts repeat it so far.
+        Requests per conversation, each of which repeats the conversation so far in its prompt.
     longest
-        Longest request that is drawn, prompt and answer. [tokens]
+        Longest request that is drawn, prompt and answer together. [tokens]
     answer_seconds
-        About how long a user waits for an answer, which sets how many requests each user sends. [s]
+        Rough time that a user waits for an answer, which sets how many requests each user sends.
+        [s]
     """
 
     lengths: Lengths

@@ -191,7 +191,7 @@ class PackedStore(KvStore):
     ring
         Slots of the rings, if more than ``residual``. [tokens]
     where
-        Memory of the two levels of hierarchical codes.
+        Where quantisation levels lie in the range of a group, see ``kernels.stores.Levels``.
     hierarchical
         Whether rows are packed in two halves.
     """
