@@ -125,7 +125,7 @@ class State:
             self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
     def shift(self, by: Number, host: Number, lagged: set[str], busy: Collection[str]) -> None:
-        """Move every clock that a later layer may read, to skip layers that repeat.
+        """Advance the clocks past layers that repeat and are not played.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class State:
         host
             Time added to the host's clock. [s]
         lagged
-            Names of ops for which later layers wait.
+            Names of ops for which later layers wait; only their ends are kept.
         busy
             Streams that the skipped layers use.
         """

@@ -691,7 +691,8 @@ PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "pla
 def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
     """Return the known relative error of a comparison between two techniques.
 
-    Two techniques that differ only in where the cache is have common errors, which cancel.
+    Techniques that differ from full KV only in the memory of the cache are taken to err as full KV
+    does, unless they are compared with full KV itself.
 
     Parameters
     ----------

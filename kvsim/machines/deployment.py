@@ -279,7 +279,7 @@ class Deployment:
 
     @cached_property
     def parallelism(self) -> Parallelism:
-        """How the replica is spread over its GPUs."""
+        """Degrees of tensor, pipeline, data and expert parallelism of the replica."""
         return Parallelism(self.tp, self.pp, self.dp, self.ep)
 
     @property
@@ -345,7 +345,7 @@ class Deployment:
 
     @cached_property
     def stage_share(self) -> float:
-        """Share of all layers that the largest stage holds."""
+        """Share of all layers that the largest pipeline stage holds, from 0 to 1."""
         return -(-self.model.layers // self.pp) / self.model.layers
 
     @property

@@ -619,8 +619,8 @@ class Kernel:
     host
         Host time to issue an op of the class, besides its launches. [s]
     walk
-        Least time per cached token, for kernels in which one block of a head's queries reads a whole
-        cache; 0 for kernels that split long caches. Of a product, least time per input where
+        Least time per cached token, for kernels in which one block of a head's queries reads a
+        whole cache; 0 for kernels that split long caches. Of a product, least time per input where
         blocks go through all inputs; of a scan, per token of a sequence. [s]
     """
 

@@ -31,7 +31,7 @@ class Uniform:
     Attributes
     ----------
     least, most
-        The shortest and the longest. [tokens]
+        Smallest and largest length. [tokens]
     """
 
     least: float

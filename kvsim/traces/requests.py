@@ -292,6 +292,8 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
 
     Parameters
     ----------
+    requests
+        The trace.
     per_second
         Mean arrival rate. [requests/s]
 

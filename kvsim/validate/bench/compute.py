@@ -166,14 +166,19 @@ def _layer(
 
 
 def launch_works(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of kernel launches, by sums of a few numbers.
+    """Yield benchmarks of the fixed cost of kernel launches, by series of very small kernels.
 
-    On a GPU also replays of CUDA graphs, and synchronisation of the host.
+    On a GPU also of replaying CUDA graphs, and of synchronisation with the host.
 
     Parameters
     ----------
     place
         The device, and how much of it benchmarks may use.
+
+    Yields
+    ------
+    Work
+        The benchmarks.
     """
     for count in place.pick((20, 100, 200), (20, 50, 100, 200, 500)):
         yield _work(place, "eager", count, "host")

@@ -251,6 +251,8 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
     Parameters
     ----------
+    device
+        The device.
     clock
         Of the host. [s]
     """

@@ -203,6 +203,8 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
     Parameters
     ----------
+    queries
+        (sequences, heads, new, dim).
     causal
         Whether each query sees the tokens up to itself alone.
 

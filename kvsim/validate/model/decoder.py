@@ -147,6 +147,8 @@ class Decoder:
         ----------
         tensor
             Hidden states, (sequences, new, hidden), changed in place.
+        step
+            The pass.
         attend
             Called with the layer, the normed states, queries, keys, values and the pass.
 

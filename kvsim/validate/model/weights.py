@@ -249,6 +249,8 @@ def random_weights(
 
     Parameters
     ----------
+    arch
+        Sizes of the model.
     device
         Where the weights go; on ``meta`` nothing is drawn.
 
@@ -306,6 +308,8 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
 
     Parameters
     ----------
+    arch
+        Sizes of the model.
     source
         Names, shapes and number formats of the tensors in the checkpoint.
 

@@ -356,6 +356,8 @@ class SpeculativeDrafter(Drafter):
 
         Parameters
         ----------
+        generation
+            The generation that is running.
         tokens
             (batch, 1), the newest token of every sequence.
         ahead
@@ -372,6 +374,8 @@ class SpeculativeDrafter(Drafter):
 
         Parameters
         ----------
+        generation
+            The generation that is running.
         count
             Drafts per sequence. [tokens]
 

@@ -175,17 +175,19 @@ class CutCache(EvictingCache):
         self._moved = torch.tensor(self.evicted, device=self.device)[:, None]
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Score the prompt's tokens; the highest stay.
+        """Score the prompt's tokens; those with the highest scores stay in the cache.
 
         Parameters
         ----------
+        keys, values
+            The prompts, (batch, KV heads, longest prompt, dim).
         there
-            Which tokens are a sequence's own, (batch, tokens).
+            True for tokens before the end of their sequence, (batch, tokens).
 
         Returns
         -------
         Tensor
-            (batch, KV heads, tokens), or 1 in place of the heads where all keep the same.
+            Scores, (batch, KV heads, tokens); (batch, 1, tokens) if all heads keep the same tokens.
         """
         raise NotImplementedError
 

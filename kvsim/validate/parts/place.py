@@ -260,8 +260,8 @@ class Place(CachePlacement):
     def prompts_one_by_one(self) -> bool:
         """Whether the prompts of one part of the batch may be read one after another.
 
-        Not with rows in host memory: a chunk of all prompts is contiguous there and leaves as one
-        copy.
+        False with a share of the rows in host memory: there a token of all sequences is contiguous,
+        so that chunks of all prompts together are copied at once.
         """
         return not float(self.place.k_host) and not float(self.place.cpu_share)
 

@@ -72,6 +72,8 @@ class TokenTables:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         numbers
             (tokens, ...), flattened to the width of a row.
         tables
@@ -92,6 +94,8 @@ class TokenTables:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         tables
             As ``tables`` made them.
         part
@@ -174,6 +178,8 @@ class HostRows:
         ----------
         tensor
             Normed hidden states, (sequences, new, hidden).
+        step
+            The pass.
         turn
             Which of the shared buffers the layer uses.
         """

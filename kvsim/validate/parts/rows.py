@@ -248,6 +248,8 @@ class TokenRows:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         numbers
             (sequences, KV heads, tokens, dim).
         """
@@ -260,8 +262,12 @@ class TokenRows:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         numbers
             (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens, and the slots in use after the pass.
         """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
@@ -273,6 +279,8 @@ class TokenRows:
         ----------
         made
             Parts, (sequences, KV heads, new, width) each.
+        span
+            Slots of the new tokens, and the slots in use after the pass.
         """
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:
@@ -286,6 +294,8 @@ class TokenRows:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         source, target
             The slots, (sequences, KV heads, 1) each.
         """
@@ -300,6 +310,8 @@ class TokenRows:
 
         Parameters
         ----------
+        record
+            Counter of the op.
         index
             Slots to read, (sequences, KV heads, n).
 

@@ -98,6 +98,8 @@ def query_ranges(
     ----------
     per_query
         Numbers that the scores of one query have; a GPU takes more at once.
+    device
+        The device.
     most
         Numbers that a range may have.
     """
@@ -209,10 +211,16 @@ def attend_and_add(
 
     Parameters
     ----------
+    counter
+        Counter of FLOPs and bytes.
+    queries
+        (sequences, heads, new, dim).
     keys, values
         The prompt so far, (batch, KV heads, tokens, dim).
     sums
         What every token was given, (batch, heads, tokens) in fp32.
+    step
+        The pass.
     counts
         Which queries are added, (batch, new).
     room

@@ -295,6 +295,10 @@ class LayerCache:
         ----------
         held
             Room for the prompt's keys and values, which the chunk is written to.
+        queries
+            (sequences, heads, new, dim).
+        step
+            The pass.
         """
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)

@@ -160,6 +160,8 @@ def hold_chunk(
         Keys and values of the whole batch, (batch, KV heads, slots, dim), changed in place.
     keys, values
         Those of the chunk, (sequences, KV heads, new, dim).
+    step
+        The pass.
 
     Returns
     -------
@@ -182,6 +184,8 @@ def put(cache: Tensor, new: Tensor, step: Pass) -> None:
         Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
     new
         Those of the pass, (sequences, KV heads, new, dim).
+    step
+        The pass.
     """
     cache = cache[step.rows]
     if step.uniform:
@@ -393,6 +397,8 @@ class SlotRange:
 
         Parameters
         ----------
+        step
+            The pass.
         away
             Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
         moved
@@ -438,6 +444,8 @@ class SlotRange:
 
         Parameters
         ----------
+        step
+            The pass.
         window
             Tokens that a query sees at most, itself included. [tokens]
         """
@@ -479,8 +487,14 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        queries
+            (sequences, heads, new, dim).
         keys, values
             Of the prompt so far, (sequences, KV heads, tokens, dim).
+        step
+            The pass.
+        seen
+            Which slots each query sees.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -562,6 +576,8 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        queries
+            (sequences, heads, new, dim).
         span
             Slots of the new tokens, and how many of each sequence are in use after them.
         seen
@@ -578,6 +594,10 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots of the new tokens, and the slots in use after the pass.
         seen
             Which of the slots in use each query sees.
 
@@ -600,6 +620,10 @@ class KvStore(ABC):
         ----------
         queries
             (sequences, heads, 1, dim).
+        span
+            Slots of the new tokens, and the slots in use after the pass.
+        seen
+            Which slots each query sees.
         """
         raise NotImplementedError
 
@@ -673,8 +697,14 @@ def attend_packed(
 
     Parameters
     ----------
+    record
+        Counter of the op.
+    queries
+        (sequences, heads, new, dim).
     view
         The slots, as the kernel reads them.
+    span
+        Slots of the new tokens, and the slots in use after the pass.
     read
         Lists the tensors that the kernel has read of the slots.
     scored
@@ -702,6 +732,12 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
     Parameters
     ----------
+    record
+        Counter of the op.
+    queries
+        (sequences, heads, new, dim).
+    span
+        Slots of the new tokens, and the slots in use after the pass.
     fused
         Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
     """
