@@ -221,38 +221,38 @@ class ChosenTokens:
 
 @frozen
 class OffloadRuntime:
-    """How copies between host and GPU run beside compute where the cache is on the host.
+    """How copies between host and GPU overlap with compute if the cache is in host memory.
 
     Attributes
     ----------
     layer
-        Further fixed time per layer whose cache is on the host. [s]
+        Additional fixed time per layer whose cache is in host memory. [s]
     overlap
-        Share of a copy of the cache that runs beside compute.
+        Share of a copy of the cache that runs beside compute, from 0 to 1.
     across_steps
-        The next step's first copies start before this step ends.
+        Whether the next step's first copies start before this step ends.
     blocking_store
-        The host waits for copies of new tokens to the host.
+        Whether the host waits for the copies of new tokens to host memory.
     stream
-        Tokens of a pass from which on weights in host memory are copied to the GPU and not computed
-        by the CPU (0: never). [tokens]
+        Tokens of a pass from which on weights in host memory are copied to the GPU; for fewer
+        tokens the CPU computes with them. 0 for never. [tokens]
     pageable
-        Most at which such weights are copied to the GPU where they are mapped from their file, and
-        so not pinned (0: pinned). [B/s]
+        Highest rate of copies of such weights if they are mapped from their file and thus not
+        pinned; 0 for pinned weights. [B/s]
     second_socket
-        Share of each further socket's bandwidth that is used.
+        Share of each further CPU socket's memory bandwidth that is used, from 0 to 1.
     weight_buffers
-        On the GPU for streamed weights, each of a layer.
+        Buffers on the GPU for streamed weights, each the size of a layer.
     resident_layers
-        First layers whose cache stays on the GPU.
+        Number of first layers whose cache stays on the GPU.
     tile_sync
-        The whole device synchronises after every layer and tile.
+        Whether the whole device synchronises after every layer and part of the batch.
     tile
-        From a tile's synchronisation to the next tile's first copy. [s]
+        Time from such a synchronisation to the next part's first copy. [s]
     merge_passes
-        Passes to join loaded and recomputed parts of a layer's cache.
+        Times that a layer's cache is read or written to join loaded and recomputed parts.
     split_prompt
-        Share of the prompt that KVPR recomputes instead (0: the optimum).
+        Share of the prompt that KVPR recomputes, from 0 to 1; 0 for the optimum.
     """
 
     layer: float = 0.0
@@ -272,35 +272,39 @@ class OffloadRuntime:
 
 @frozen
 class GpuSums:
-    """How GPUs add up their hidden states (all-reduce); ideal is a ring at the link's rate.
+    """How GPUs add up hidden states (all-reduce); ideally a ring at the link's rate.
 
-    In direct sums GPUs read one another's memory, in one shot or two. With a ``direct_share`` above
-    0 the quickest of them and the ring is taken.
+    In direct sums GPUs read each other's memory, in one shot or two. If ``direct_share`` is above
+    0, the fastest of one shot, two shots and a ring is used.
 
     Attributes
     ----------
     one_shot
-        GPUs read all others' hidden states at once, not in a ring.
+        Whether every GPU reads the hidden states of all others at once, without a ring.
     direct_share
-        Share of the link's rate that they reach (0: the engine has none).
+        Share of the link's rate that direct sums reach; 0 if the engine has none.
     direct
-        Time of a one-shot sum however small. [s]
+        Least time of a one-shot sum. [s]
     direct_hop
-        Further time per other GPU and shot. [s]
+        Additional time per other GPU and shot. [s]
     direct_second
-        Further time of a two-shot sum. [s]
+        Additional time of a two-shot sum. [s]
     ring
-        Time of a ring however small, besides the link's latency. [s]
+        Least time of a ring, in addition to the link's latency. [s]
     ring_hop
         Time per transfer of a ring, instead of the link's latency. [s]
     ring_share
         Share of the link's rate that a ring reaches.
     exchange
-        Time to send tokens to experts' GPUs, or back, however few. [s]
+        Least time to send tokens to the GPUs of their experts, or back. [s]
     sorted_out
-        Share of a routed copy's traffic for one of another GPU's experts.
+        Traffic of a routed token that belongs to another GPU's experts, as a share of that of one
+        that does not.
     popularity
-        Times as often as the least popular expert the most popular is chosen.
+        How many times as often the most popular expert is chosen as the least popular one.
+    skew
+        Growth, per doubling of the GPUs that share the experts, of the tokens of the busiest GPU
+        over the average.
     """
 
     one_shot: bool = False

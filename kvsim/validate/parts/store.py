@@ -31,28 +31,30 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 
 
 class RunningGeneration(Protocol):
-    """What a technique may ask of the generation that it runs in (``run.Generation``).
+    """The generation that a technique runs in, as far as the technique may use it.
 
     Attributes
     ----------
     batch
-        . [sequences]
+        Number of sequences.
     generate
-        Tokens to generate per sequence.
+        Tokens to generate per sequence. [tokens]
     prompts
-        Tokens of every prompt.
+        Tokens of every prompt, as indices in the vocabulary.
     temperature
-        0 for the likeliest token.
+        Sampling temperature; 0 for the likeliest token.
+    generator
+        Random generator.
     cached
-        Tokens in the cache of each sequence.
+        Tokens in the cache of each sequence. [tokens]
     done
-        Generated tokens of each sequence.
+        Generated tokens of each sequence. [tokens]
     yielded
-        Tokens each round gave, sequence by sequence.
+        Tokens that each round gave, by round and sequence. [tokens]
     last
-        (batch,) newest tokens, which no cache holds yet.
+        Newest tokens, which are not in the cache yet, (batch,).
     tokens
-        (batch, generate).
+        Generated tokens, (batch, generate).
     """
 
     batch: int
@@ -248,24 +250,32 @@ Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 @frozen
 class CacheRoom:
-    """What a layer's storage is made of and for: so many sequences, KV heads and slots.
+    """Sizes, formats and device from which the storage of one layer allocates its tensors.
 
     Attributes
     ----------
     part
-        What the technique says of it.
+        The technique's settings of the storage.
     slots
-        That there is room for. [tokens]
-    dim
-        Of a head.
+        Tokens per sequence to allocate. [tokens]
+    counter
+        Counter of the FLOPs and bytes of ops.
+    sequences, heads, dim
+        Number of sequences and KV heads, and numbers of a head.
+    dtype, device
+        Number format and place of tensors on the GPU.
+    turns
+        Returns cosine and sine of positions; None without rotary positions.
     prompts
-        Of every sequence. [tokens]
+        Tokens of the prompt of each sequence. [tokens]
     fresh
-        New tokens of a pass that yields one token.
+        New tokens of a pass that yields one token. [tokens]
+    common
+        Objects that the layers share.
     values
-        Makes room for values that live on the host, fetched by row.
+        Allocates host memory for values that are fetched row by row; None if values are on the GPU.
     make_rows
-        Where they are not on the GPU.
+        Allocates rows elsewhere than on the GPU; None for rows on the GPU.
     """
 
     part: Storage
@@ -364,22 +374,24 @@ class CacheRoom:
 
 @frozen
 class SlotRange:
-    """The slots of one pass: where new tokens go, and which slots its queries see.
+    """Slots of one pass: where new tokens are written, and which slots queries see.
 
-    Sequences see their first ``ends`` slots, each new token those up to its own.
+    A query sees the slots of its sequence up to that of its own token.
 
     Attributes
     ----------
     slots
-        (sequences, new), on the device.
+        Slots of the new tokens, (sequences, new), on the device.
     ends
         Slots in use of each sequence after the pass.
+    new
+        New tokens per sequence. [tokens]
     first
-        Slot of the first new token, where all sequences' are the same.
+        Slot of the first new token if it is the same for all sequences, else None.
     draft
-        Whether the pass drafts.
+        Whether it is a draft pass.
     room
-        Slots that shapes follow from where the pass is replayed later.
+        Number of slots from which tensor shapes follow in a pass that is replayed; else None.
     """
 
     slots: Tensor
