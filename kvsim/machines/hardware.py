@@ -326,23 +326,24 @@ class GpuSums:
 
 @frozen
 class DraftRounds:
-    """Costs of a round of drafts besides its passes; none in the ideal.
+    """Costs of a round of speculative decoding besides its passes; zero in the ideal.
 
     Attributes
     ----------
     draft
-        Fixed time per draft pass: choosing, the next input (0: a step's). [s]
+        Fixed time per draft pass, to choose a token and prepare the next input; 0 for that of any
+        pass. [s]
     round
-        Further time per round: comparing, taking back, the next batch. [s]
+        Additional time per round, to compare drafts and discard rejected ones. [s]
     tree
-        Further time per round of a tree: branches, their mask, the best path. [s]
+        Additional time per round with a tree of drafts, for its mask and best path. [s]
     sequence
-        Further time per round and sequence. [s]
+        Additional time per round and sequence. [s]
     shared_experts
-        Share of a further token's experts that its sequence's first token of the pass calls for
-        too; at 0 tokens choose on their own.
+        Share of a further token's experts that the first token of its sequence in the pass calls
+        too; at 0 tokens choose experts independently.
     widest
-        Branches that a tree may go on from (0: any number, 1: chains alone).
+        Most branches from which a tree may continue; 0 for any number, 1 for chains only.
     """
 
     draft: float = 0.0
@@ -360,19 +361,19 @@ class WeightLoading:
     Attributes
     ----------
     unpack_ops
-        Vector operations per packed weight that its loading does not hide.
+        Vector operations per packed weight that are not hidden by loading it.
     unpack_bytes
-        Moved per packed weight to widen it before its product. [B]
+        Traffic per packed weight to widen it before its product. [B]
     unpack_rows
-        Rows of a product from which on that is moved (0: always).
+        Rows of a product from which on weights are widened before it; 0 for always.
     copies
-        Copies of the weights kept.
+        Copies of the weights in memory.
     gguf
-        Weights are those of a GGUF file.
+        Whether weights are those of a GGUF file.
     half_accumulation
-        fp16 products accumulate in fp16.
+        Whether fp16 products accumulate in fp16.
     int8_products
-        Products of many rows with packed weights run in int8.
+        Whether products of many rows with packed weights run in int8.
     """
 
     unpack_ops: float = 0.0
@@ -523,38 +524,43 @@ class Hardware:
 
     Attributes
     ----------
+    name, title
+        Name of the profile, and name in reports.
     flops
-        Dense rate by number format, fp32 accumulation. [FLOP/s]
+        Dense rate by number format, with fp32 accumulation. [FLOP/s]
     cpu_flops
-        Host rate in fp32. [FLOP/s]
+        Rate of the host in fp32. [FLOP/s]
     links
-        Hbm, dram, h2d, d2h, link (GPU to GPU, one direction).
+        Memories and links by name: hbm, dram, h2d, d2h, and link (GPU to GPU, one direction).
     gpu_memory
-        What the driver reports. [B]
+        Memory of the GPU as its driver reports it. [B]
     host_memory
-        . [B]
+        Memory of the host. [B]
     price
-        . [USD per GPU hour]
+        Price; None if unknown. [USD per GPU hour]
     basis
         "datasheet" or "measured".
     sources
         Where each number comes from, by its key in the file.
+    notes
+        Remarks for the report.
     device
-        What it was measured on, if it was, as the driver names it.
+        Name, as its driver has it, of the device that was measured; empty if none was.
     date
-        When.
+        Date of the measurement.
     power
-        Rated, of one GPU. [W]
+        Rated power of one GPU; None if unknown. [W]
     sockets
-        Of the host, each with its own memory; `dram` is all of them together.
+        CPU sockets of the host, each with its own memory; the link ``dram`` is all of them
+        together.
     host
-        The host's profile, if it is not the card's usual one.
+        Profile of the host, if it is not the card's usual one.
     units
-        Streaming multiprocessors, or the like (0: not said).
+        Number of streaming multiprocessors; 0 if unknown.
     linked
-        GPUs that `link` joins; beyond them data crosses the network.
+        Number of GPUs that ``link`` joins; beyond these, data crosses the network.
     disk_memory
-        Of a drive behind the host (0: none); with one, links has its rates.
+        Capacity of a drive of the host; 0 for no drive. [B]
     """
 
     name: str
