@@ -112,14 +112,14 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 
 def tiled(rows: Number, tile: float) -> Number:
-    """Compute how many rows a product computes over those it has.
+    """Compute by what factor a product computes more rows than it has, as rows fill whole tiles.
 
     Parameters
     ----------
     rows
         Rows of the product.
     tile
-        Rows of one tile; below it tiles are powers of two.
+        Rows of one tile; products of fewer rows use tiles of the next power of two.
 
     Returns
     -------

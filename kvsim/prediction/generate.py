@@ -308,7 +308,13 @@ class Prediction:
         return self.technique.cycle(self.deployment, middle).steps
 
     def usd_per_million(self) -> Array:
-        """Return the price of a million generated tokens; NaN without a price. [USD]"""
+        """Return the price of a million generated tokens at each batch size.
+
+        Returns
+        -------
+        array
+            Price; NaN if that of the GPU is unknown. (n,) [USD]
+        """
         price = self.deployment.hardware.price
         hourly = np.nan if price is None else price * self.deployment.gpus
         return hourly / 3600 / self.output_tok_s * 1e6

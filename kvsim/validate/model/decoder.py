@@ -145,6 +145,10 @@ class Decoder:
 
         Parameters
         ----------
+        index
+            Index of the layer.
+        weights
+            Weights of the layer.
         tensor
             Hidden states, (sequences, new, hidden), changed in place.
         step
@@ -155,7 +159,7 @@ class Decoder:
         Returns
         -------
         Callable or None
-            What is left to do once attention has answered, if it does so later.
+            The rest of the layer, to be called later, if attention runs asynchronously; else None.
         """
         attended = self._attention(index, weights, tensor, step, attend)
         if not isinstance(attended, Tensor):

@@ -217,14 +217,31 @@ class HostValues:
         self.columns[layer.layer] = column
 
     def stage(self, layer: LayerCache) -> list[Tensor]:
-        """Return room on the GPU for a layer's prompt, by part of a row."""
+        """Return GPU buffers for the values of a layer's prompt.
+
+        Parameters
+        ----------
+        layer
+            The layer's cache.
+
+        Returns
+        -------
+        list of Tensor
+            One buffer per part of a row.
+        """
         column = self.columns[layer.layer]
         shape = (layer.prompt, *column.record.shape[1:])
         (room,) = self.stages.take(lambda: [column.record.new_zeros(shape, device=layer.device)])
         return column.split(room)
 
     def send_prompt(self, layer: LayerCache) -> None:
-        """Send a layer's whole prompt to its home."""
+        """Copy a layer's whole prompt to host memory.
+
+        Parameters
+        ----------
+        layer
+            The layer's cache.
+        """
         home = self.columns[layer.layer].record[: layer.prompt]
         self.stages.send([(home, self.stages.buffers[len(self.stages.sent) % 2][0])])
 

@@ -292,7 +292,17 @@ class PackedStore(KvStore):
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Pack what leaves the rings."""
+        """Pack a prompt's older tokens, and write the recent ones to the rings.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence to store. [tokens]
+        plainly
+            Not used, as packing is an op of its own.
+        """
         with self.counter.op("quantise") as record:
             self.k.fill(record, keys, counts, [self.packed_keys(n) for n in counts])
             self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])

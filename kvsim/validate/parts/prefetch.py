@@ -172,7 +172,9 @@ class HostRows:
         """Allocate buffers that layers share; called when every layer is known."""
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
-        """Send home the inputs of a chunk of the prompt, if tokens are recomputed from them.
+        """Copy the inputs of a chunk of the prompt to host memory; by default they are not needed.
+
+        Subclasses that recompute keys and values do so from these inputs.
 
         Parameters
         ----------
@@ -181,7 +183,7 @@ class HostRows:
         step
             The pass.
         turn
-            Which of the shared buffers the layer uses.
+            Index of the shared buffer that the layer uses.
         """
 
     def recompute(
@@ -292,7 +294,17 @@ class PrefetchBuffers:
             self._widen(rows, coming.part)
 
     def store_inputs(self, context: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Send home the inputs of a chunk of the prompt where tokens are recomputed from them."""
+        """Copy the inputs of a chunk of the prompt to the host, if tokens are recomputed from them.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        tensor
+            Normed hidden states, (sequences, new, hidden).
+        step
+            The pass.
+        """
         self.layers[context.visit].store_inputs(tensor, step, self._turn)
 
     def after_attention(self, context: LayerContext, step: Pass) -> None:

@@ -165,7 +165,20 @@ class SparseBlocksCache(SparsePromptCache):
         return out
 
     def causal(self, found: Tensor, step: Pass) -> Tensor:
-        """Put a row's own block above all others, and later ones below."""
+        """Give a block of queries' own block the highest rank, and later blocks the lowest.
+
+        Parameters
+        ----------
+        found
+            Ranks of blocks, (sequences, heads, blocks of queries, blocks of keys).
+        step
+            The pass.
+
+        Returns
+        -------
+        Tensor
+            The changed ranks, of the same shape.
+        """
         with self.counter.op("rank_blocks") as record:
             row = torch.arange(found.shape[2], device=found.device)[:, None]
             row = row + step.starts[0] // self.block

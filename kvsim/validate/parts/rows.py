@@ -118,14 +118,14 @@ class Plain(Codec):
 
 @frozen
 class EncodedRows(Store):
-    """Rows that a Python function dequantises, for formats without a fused attention kernel.
+    """Packed rows that a Python function dequantises, for formats without a fused attention kernel.
 
     Attributes
     ----------
     widen
         Computes fp32 numbers, (sequences, KV heads, tokens, dim), from the parts of rows.
     more
-        Parts of a row besides ``codes``.
+        Parts of a row after the first, which is ``codes``.
     """
 
     fused: ClassVar[bool] = False
@@ -258,16 +258,16 @@ class TokenRows:
             mine[:, :, : new.shape[2]] = new
 
     def write(self, record: OpRecord, numbers: Tensor, span: SlotRange) -> None:
-        """Encode new tokens in their slots.
+        """Encode the new tokens of a pass, and write them to their slots.
 
         Parameters
         ----------
         record
             Counter of the op.
         numbers
-            (sequences, KV heads, new, dim).
+            Keys or values, (sequences, KV heads, new, dim).
         span
-            Slots of the new tokens, and the slots in use after the pass.
+            Slots of the new tokens.
         """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)

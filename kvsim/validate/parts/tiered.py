@@ -192,21 +192,50 @@ class TieredStore(KvStore):
         return max(self.ends)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """A prompt, some rows here and some there."""
+        """Store the tokens of a prompt, each row where it belongs.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence to store. [tokens]
+        plainly
+            Name of the op that is charged for storing unpacked numbers.
+        """
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.fill(rows.select(keys), rows.select(values), rows.counts(counts), plainly)
         self.ends = tuple(self.groups[0][0].counts(counts))
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Put together from all rows."""
+        """Join keys and values of the prompt's first tokens from all rows.
+
+        Parameters
+        ----------
+        tokens
+            Number of tokens. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, (sequences, KV heads, tokens, dim) each.
+        """
         parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
         shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
         keys, values = (torch.cat(side).view(shape) for side in parts)
         return keys, values
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens, some rows here and some there."""
+        """Store the new tokens of a pass, each row where it belongs.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.append(rows.select(keys), rows.select(values), rows.span(span))
@@ -242,7 +271,13 @@ class TieredStore(KvStore):
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
     def commit(self, before: list[int], after: list[int]) -> None:
-        """So many tokens of every sequence stay."""
+        """End a round, after which some of the new tokens stay.
+
+        Parameters
+        ----------
+        before, after
+            Tokens of each sequence before the round, and that stay after it. [tokens]
+        """
         for rows, kv in self.groups:
             kv.commit(rows.counts(before), rows.counts(after))
         self.ends = tuple(self.groups[0][0].counts(after))
@@ -289,7 +324,17 @@ class CpuStore(KvStore):
         self._new: list[Tensor] = []
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """What stays of a prompt, on its way home."""
+        """Write the tokens of a prompt to GPU buffers that are copied to host memory later.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence to store. [tokens]
+        plainly
+            Name of the op that is charged.
+        """
         self.held = max(counts)
         with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
@@ -297,12 +342,31 @@ class CpuStore(KvStore):
                 record.writes(kept[:, :, : self.held])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """The buffers that it is read in."""
+        """Return the GPU buffers of the prompt's first tokens.
+
+        Parameters
+        ----------
+        tokens
+            Number of tokens. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, (sequences, KV heads, tokens, dim) each.
+        """
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Into the buffer; in decoding they are sent with the queries."""
+        """Write new tokens to the GPU buffers; in decoding, keep them to be sent with the queries.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         self.held = span.longest
         if not self.buffers:
             self._new = [keys, values]
@@ -338,7 +402,22 @@ class CpuStore(KvStore):
         return out.to(queries.device) if self.returns else out
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Beside what the GPU attends to."""
+        """Start attention on the CPU, beside that of the GPU.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        callable
+            Waits for the output, (sequences, heads, new, dim), on the device of the queries.
+        """
         if self.buffers:
             return super().attend_async(queries, span, seen)
         answer = self.lanes.submit(self._on_the_cpu(queries, span, seen, "attn_cpu"))
@@ -366,7 +445,7 @@ class CpuStore(KvStore):
         return attended
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Nothing that is on the GPU."""
+        """Return no tensors, as none stays on the GPU."""
         return {"kv": []}
 
 
