@@ -584,9 +584,10 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
 
 
 def _budget_clock(place: Bench) -> Callable[[], float]:
-    """Make the clock that time is planned by: on a CPU what this process has computed. [s]
+    """Make the clock that time is planned by: that of the wall, or of this process's computing. [s]
 
-    What others take of a shared CPU then costs no measurements.
+    With one thread on a CPU, what other jobs take of it then costs no measurements. With several,
+    the time they compute is no measure of how long the suite takes.
     """
     if not place.on_cpu or torch.get_num_threads() > 1:
         return perf_counter
@@ -602,7 +603,8 @@ def _run_works(
     coming = runner.plan()
     if coming:
         count = sum(len(todo[one.unit]) for one in coming)
-        seconds, own = sum(one.seconds for one in coming), " of computing" * place.on_cpu
+        own = "" if runner.now is perf_counter else " of computing"
+        seconds = sum(one.seconds for one in coming)
         say(f"{count} measurements, about {max(1.0, seconds):.0f} s{own}")
     for chosen in runner:
         unit, begin = chosen.unit, runner.now()
