@@ -415,3 +415,29 @@ def test_narrower_weights_of_which_a_part_stays_on_the_host_are_a_remedy() -> No
         kvsim.plan(model="bloom-176b", gpu="rtx3090", prompt=512, generate=64, offline=True)
     (placed,) = (r for r in none.value.remedies if set(r.changes) == {"weights"})
     assert placed.option == "--weights int4" and placed.prediction.host_bytes[0] > 0
+
+
+def test_another_deployment_has_the_same_share_of_its_memory() -> None:
+    other = alternatives.ask_on(ASKED, replace(D, hardware=load_hardware("h100")))
+    gpus, before = load_hardware("h100"), D.hardware
+    assert other.limits.gpu_memory == pytest.approx(
+        0.9 * 48 * GIB / before.gpu_memory * gpus.gpu_memory
+    )
+    assert other.limits.host_memory == gpus.host_memory
+    assert alternatives.ask_on(ASKED, replace(D, tp=2)).limits == ASKED.limits
+
+
+def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(q: Question, some: object = ()) -> None:
+        raise InputError("no")
+
+    monkeypatch.setattr(alternatives, "quick_plan", refuse)
+    assert alternatives._try_deployment(ASKED, replace(D, tp=2)) is None
+
+
+def test_no_prompt_below_65_tokens_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(sensitivity, "quick_plan", lambda q: tried.append(q.workload.prompt))
+    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(256, 100))) is None
+    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(260, 100))) is None
+    assert tried == [64, 65, 16]

@@ -8,6 +8,7 @@ from kvsim.graph import Point
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse, technique
 from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.drafting import SINK
 from kvsim.techniques.papers.shadowkv import Landmarks
 from tests.support.arithmetic import B, decoding, deployment, last_layer, moved, number
 
@@ -99,3 +100,10 @@ def test_infllm_scores_blocks_once_there_are_more_than_it_attends_to(
     assert moved(layer["relevance"]) == 2 * d.model.kv_width / 2 * B * scored * 2
     pairs = number(layer["attn"].flops) / (4 * B * d.model.heads * d.model.head_dim)
     assert pairs == 64 + 32 * min(blocks, 4)  # the local ones are an op of their own
+
+
+def test_a_streamingllm_draft_keeps_the_sinks_that_streamingllm_keeps() -> None:
+    """Four of them: Xiao et al., ICLR 2024, table 2."""
+    draft = parse("selfdraft:reads=streamingllm,gamma=3")
+    assert draft.drafts == 3 and draft.settings["reads"] == "streamingllm"
+    assert parse("streamingllm").settings["sink"] == SINK == 4

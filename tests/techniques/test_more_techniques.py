@@ -320,3 +320,14 @@ def test_kivi_attends_to_prompts_as_the_code_does_that_ran_it() -> None:
     assert prefill(kivi, "zipcache-hf") > 1.4 * prefill(full, "zipcache-hf")
     assert prefill(kivi, "zipcache-hf") < prefill(mikv, "zipcache-hf")
     assert prefill(kivi, "fused") < 1.1 * prefill(full, "fused")  # a fused kernel reads its prompt
+
+
+def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
+    p = prefill_point(B, 2000, 200)
+    plain = limit("llama3-8b", "zipcache-hf")
+    slow = replace(plain, stack=with_numbers(plain.stack, {"packed_cache.qr_s": 1.0}))
+    fixed = last_layer("gear-first", slow, p)["power_iteration"].fixed
+    tall, wide = (1 + 40 / 13 * (1 + rows / 5500) for rows in (2000, 4096))
+    assert number(fixed) == pytest.approx(2 * B * (tall + wide), rel=1e-12)  # K and V
+    without = last_layer("gear-first:rank=0,outliers=0", slow, p)
+    assert "power_iteration" not in without or number(without["power_iteration"].fixed) == 0
