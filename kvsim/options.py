@@ -312,6 +312,8 @@ def find_misuse(command: str, given: Iterable[str]) -> str:
             mend = f"add {others}, or omit {option.flag}"
             if (command, name) == ("plan", "rate"):
                 mend += "; for the GPUs that R requests/s need, ask `kvsim capacity --rate R`"
+            if (command, name) == ("capacity", "find"):
+                mend += ", as kvsim capacity finds replicas and prefill replicas by itself"
             return f"{option.flag}: has no effect without {others}; {mend}"
         for other in option.excludes.get(command, "").split():
             if other in there:

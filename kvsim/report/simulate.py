@@ -711,7 +711,7 @@ def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    p, requests = run.progress, run.requests  # statuses ascend as FATES do
+    p, requests, outcome = run.progress, run.requests, Outcome(run)  # statuses ascend as FATES do
     fate = np.maximum(p.status - FINISHED + 1, 0).astype(np.int8)
     columns = {
         "arrival_s": p.arrival,
@@ -719,8 +719,8 @@ def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
         "generate_tokens": requests.generate,
         "replica": p.replica,
         "started_s": p.started,
-        "first_token_s": p.first,
-        "last_token_s": p.last,
+        "first_token_s": p.arrival + outcome.ttft_s,
+        "last_token_s": p.arrival + outcome.latency_s,
         "prefix_hit_tokens": p.hits,
         "preemptions": p.preempted,
         "status": pa.DictionaryArray.from_arrays(fate, FATES),

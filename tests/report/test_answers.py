@@ -157,6 +157,14 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     assert "in place of INT4_CHECKPOINT_OF_Qwen2.5-14B" in text
 
 
+def test_loads_of_which_a_server_keeps_up_with_none_are_told() -> None:
+    text = said(
+        "simulate", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--prompt", "2k",
+        "--generate", "300", "--rate", "20,50", "--hours", "0.02",
+    )  # fmt: skip
+    assert "At 20 it completes" in text and "keeps up" not in text
+
+
 @pytest.mark.parametrize(("memory", "assumed"), [((), True), (("--host-memory", "300"), False)])
 def test_the_host_is_assumed_unless_its_memory_is_given(
     memory: tuple[str, ...], assumed: bool

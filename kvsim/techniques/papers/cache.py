@@ -173,4 +173,4 @@ class Cache(Storage):
             else ""
         )
         measured = f"{kernel.engine} {kernel.versions} ({kernel.source})"
-        return (f"{self.format} takes what was measured in {measured}{ends}",)
+        return (f"kernel times of {self.format} were measured in {measured}{ends}",)

@@ -313,7 +313,7 @@ class Place(HostPlacement):
             )
             return (
                 f"{split:.0f} of {cached:.0f} cached tokens are recomputed in the last step "
-                f"(equation 11: {ideal:.0f})"
+                f"(by equation 11 of the paper: {ideal:.0f})"
                 f"{everyone if d.tp > 1 else ''}",
             )
         sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"
