@@ -16,7 +16,13 @@ from kvsim.errors import InputError
 from kvsim.files import ATTENTION_FILE, read_json
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, HostLayers, list_layouts, on_nodes
 from kvsim.machines.hardware import GIB, RELEASED, Hardware, Link, Stack
-from kvsim.machines.profiles import load_hardware, load_stack, with_drive, with_host
+from kvsim.machines.profiles import (
+    load_hardware,
+    load_stack,
+    spell_engine,
+    with_drive,
+    with_host,
+)
 from kvsim.models.catalogue import find_model, stated_format
 from kvsim.models.configs import load_model
 from kvsim.models.model import Model
@@ -125,8 +131,6 @@ def name_stack(inputs: Inputs) -> str:
 
 def _typed_engine(inputs: Inputs) -> str:
     """The engine of ``--engine`` as kvsim spells it; empty where none is named."""
-    from kvsim.machines.profiles import spell_engine
-
     engine = spell_engine(str(getattr(inputs, "engine", None) or ""))
     return "hf" if engine == "hf-sdpa" else engine  # the stack that stands for transformers
 
