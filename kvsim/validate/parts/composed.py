@@ -355,12 +355,7 @@ class Composed(LayeredRun):
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """Return the weights of a layer, which may be quantised for drafts, or streamed.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        kind
-            Kind of the pass.
+        Parameters are those of ``LayeredRun.weights``.
         """
         drafted = self.drafter.weights(layer) if kind == "draft" else None
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
@@ -506,32 +501,21 @@ class Composed(LayeredRun):
     def transfers(self, layer: int) -> Transfers:
         """Return the copy streams that a layer's placement uses.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
+        Parameters are those of ``LayeredRun.transfers``.
         """
         return self.placements[layer].lanes()
 
     def shared_objects(self, rows: slice) -> SharedObjects:
         """Return the objects that all layers share for one part of the batch.
 
-        Parameters
-        ----------
-        rows
-            Sequences of the part.
+        Parameters are those of ``LayeredRun.shared_objects``.
         """
         return self.shared(("part", rows.start), SharedObjects)
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
         """Return an object that layers share; it is created at the first call with its key.
 
-        Parameters
-        ----------
-        key
-            Key of the object.
-        make
-            Creates the object.
+        Parameters are those of ``LayeredRun.shared``.
         """
         return self.common.get(key, make)
 

@@ -389,10 +389,7 @@ class SpeculativeDrafter(Drafter):
     def decode_round(self, generation: RunningGeneration) -> None:
         """Draft tokens, verify them in one pass, and keep those that the model agrees with.
 
-        Parameters
-        ----------
-        generation
-            The generation that is running, which gets the tokens.
+        Parameters are those of ``Drafter.decode_round``.
         """
         gamma = min(self.run.gamma, self.run.round_room(generation.cached) - 1)
         self.run.drafted.append(gamma)
@@ -439,10 +436,7 @@ class SelfDrafter(SpeculativeDrafter):
     def weights(self, layer: int) -> LayerWeights | None:
         """Return a layer with its MLP in four bits; None if drafts use the model's weights.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
+        Parameters and result are those of ``Drafter.weights``.
         """
         return self.narrow[layer] if self.narrow else None
 

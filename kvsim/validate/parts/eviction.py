@@ -204,10 +204,7 @@ class CutCache(EvictingCache):
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store the best tokens of each prompt by their scores, or all if they fit in the budget.
 
-        Parameters
-        ----------
-        keys, values
-            (batch, KV heads, longest prompt, dim).
+        Parameters are those of ``LayerCache.store_prompt``.
         """
         if self.prompt <= self.budget:
             super().store_prompt(keys, values)
@@ -240,19 +237,7 @@ class CutCache(EvictingCache):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store generated tokens behind the kept ones, and attend to all of them.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
+        Parameters and result are those of ``LayerCache.attend``.
         """
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 

@@ -283,15 +283,7 @@ class Place(CachePlacement):
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
         """Attend now, or let the CPU attend while the GPU goes on with the next part of the batch.
 
-        Parameters
-        ----------
-        attend
-            Computes attention, (sequences, heads, new, dim).
-
-        Returns
-        -------
-        Tensor or callable
-            The output, or a function that waits for it.
+        Parameters and result are those of ``CachePlacement.answer``.
         """
         if not self.attends_async:
             return attend()
@@ -329,14 +321,7 @@ class Place(CachePlacement):
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """Copy a layer's inputs to host memory, if its keys and values are recomputed from them.
 
-        Parameters
-        ----------
-        where
-            The layer.
-        tensor
-            Normed hidden states, (sequences, new, hidden).
-        step
-            The pass over a chunk of the prompt.
+        Parameters are those of ``CachePlacement.store_inputs``.
         """
         if where.visit in self.buffers:
             self.buffers[where.visit].store_inputs(where, tensor, step)
@@ -359,10 +344,7 @@ class Place(CachePlacement):
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer that were streamed; None if weights stay on the GPU.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
+        Parameters and result are those of ``CachePlacement.weights``.
         """
         return self.streamed.layer(layer) if self.streamed else None
 

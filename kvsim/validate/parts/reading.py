@@ -53,19 +53,7 @@ class SparsePromptCache(LayerCache):
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Write a chunk of the prompt to its slots, and attend with it.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
+        Parameters and result are those of ``LayerCache.prefill``.
         """
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:

@@ -98,10 +98,7 @@ class Plain(Codec):
     def encode(self, numbers: Tensor) -> list[Tensor]:
         """Return the numbers unchanged, as the only part.
 
-        Parameters
-        ----------
-        numbers
-            (sequences, KV heads, tokens, dim).
+        Parameters and result are those of ``Codec.encode``.
         """
         return [numbers]
 
@@ -151,10 +148,7 @@ class EncodedRows(Store):
     def sequences(self, part: slice) -> Self:
         """Select some sequences, without a copy.
 
-        Parameters
-        ----------
-        part
-            Which sequences.
+        Parameters are those of ``Store.sequences``.
         """
         assert self.widen is not None
         return self.from_parts([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
@@ -381,14 +375,7 @@ class PerTokenCache(KvStore):
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Encode the tokens of a prompt in the first slots.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence to store. [tokens]
-        plainly
-            Name of the op that is charged for storing unpacked numbers.
+        Parameters are those of ``KvStore.fill``.
         """
         most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
@@ -398,27 +385,14 @@ class PerTokenCache(KvStore):
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of the first tokens, if they are not packed.
 
-        Parameters
-        ----------
-        tokens
-            Number of tokens. [tokens]
-
-        Returns
-        -------
-        tuple of Tensor
-            Keys and values, (sequences, KV heads, tokens, dim) each.
+        Parameters and result are those of ``KvStore.prompt``.
         """
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Encode the new tokens of a pass in their slots.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
+        Parameters are those of ``KvStore.append``.
         """
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op("attn" if column.plain else "quantise") as record:
@@ -427,19 +401,7 @@ class PerTokenCache(KvStore):
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attend to the slots in use; packed rows are unpacked by the kernel that reads them.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
+        Parameters and result are those of ``KvStore.attend``.
         """
         with self.counter.op("attn") as record:
             if self.plain:

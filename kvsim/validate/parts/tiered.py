@@ -194,14 +194,7 @@ class TieredStore(KvStore):
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Store the tokens of a prompt, each row where it belongs.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence to store. [tokens]
-        plainly
-            Name of the op that is charged for storing unpacked numbers.
+        Parameters are those of ``KvStore.fill``.
         """
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
@@ -211,15 +204,7 @@ class TieredStore(KvStore):
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Join keys and values of the prompt's first tokens from all rows.
 
-        Parameters
-        ----------
-        tokens
-            Number of tokens. [tokens]
-
-        Returns
-        -------
-        tuple of Tensor
-            Keys and values, (sequences, KV heads, tokens, dim) each.
+        Parameters and result are those of ``KvStore.prompt``.
         """
         parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
         shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
@@ -229,12 +214,7 @@ class TieredStore(KvStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Store the new tokens of a pass, each row where it belongs.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
+        Parameters are those of ``KvStore.append``.
         """
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
@@ -245,19 +225,7 @@ class TieredStore(KvStore):
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attend to the rows in all places; the CPU starts first, and its results are joined last.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
+        Parameters and result are those of ``KvStore.attend``.
         """
         shape = queries.shape
         queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
@@ -273,10 +241,7 @@ class TieredStore(KvStore):
     def commit(self, before: list[int], after: list[int]) -> None:
         """End a round, after which some of the new tokens stay.
 
-        Parameters
-        ----------
-        before, after
-            Tokens of each sequence before the round, and that stay after it. [tokens]
+        Parameters are those of ``KvStore.commit``.
         """
         for rows, kv in self.groups:
             kv.commit(rows.counts(before), rows.counts(after))
@@ -326,14 +291,7 @@ class CpuStore(KvStore):
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Write the tokens of a prompt to GPU buffers that are copied to host memory later.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence to store. [tokens]
-        plainly
-            Name of the op that is charged.
+        Parameters are those of ``KvStore.fill``.
         """
         self.held = max(counts)
         with self.counter.op(plainly) as record:
@@ -344,15 +302,7 @@ class CpuStore(KvStore):
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return the GPU buffers of the prompt's first tokens.
 
-        Parameters
-        ----------
-        tokens
-            Number of tokens. [tokens]
-
-        Returns
-        -------
-        tuple of Tensor
-            Keys and values, (sequences, KV heads, tokens, dim) each.
+        Parameters and result are those of ``KvStore.prompt``.
         """
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
@@ -360,12 +310,7 @@ class CpuStore(KvStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Write new tokens to the GPU buffers; in decoding, keep them to be sent with the queries.
 
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
+        Parameters are those of ``KvStore.append``.
         """
         self.held = span.longest
         if not self.buffers:
@@ -380,19 +325,7 @@ class CpuStore(KvStore):
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attend on the GPU while prompts are read, and on the CPU afterwards.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
+        Parameters and result are those of ``KvStore.attend``.
         """
         if self.buffers:
             with self.counter.op("attn") as record:
