@@ -1,13 +1,14 @@
 """Lines of the shipped ledger from published tables: errors on rows that no stack was fitted to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.entries import MIN_SPREAD_ROWS, entry_of
+from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
 from kvsim.evidence.ledger import LedgerEntry
-from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.predicted import PublishedRow, predict
 from kvsim.evidence.published import METRIC_KINDS, mechanisms, summarise
 from kvsim.graph import Array
 from kvsim.machines.hardware import Stack
@@ -147,3 +148,32 @@ def fit_told_numbers(rows: list[PublishedRow], stack: Stack) -> dict[str, float]
         others[worst] = number_of(base, worst)
         del free[worst]
     return others
+
+
+def fit_stack(
+    rows: Iterable[PublishedRow], stack: Stack, others: Mapping[str, float] | None = None
+) -> Fit:
+    """Fit a stack's free numbers to its rows of use ``fit``.
+
+    Parameters
+    ----------
+    rows
+        Published rows; those of other stacks and uses are ignored.
+    stack
+        The stack to fit.
+    others
+        Numbers that are not those of the stack's file, and not fitted.
+
+    Returns
+    -------
+    Fit
+        The free numbers and their errors.
+    """
+    chosen = [row for row in rows if row.use == "fit" and row.ran_on(stack)]
+    parameters = [Parameter(k, number_of(stack, k), *b) for k, b in stack.free.items()]
+    measured = np.array([row.published for row in chosen])
+
+    def predicted(numbers: dict[str, float]) -> Array:
+        return np.array([predict(row, {**(others or {}), **numbers}) for row in chosen])
+
+    return fit_ratio(predicted, measured, parameters)

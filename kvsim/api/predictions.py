@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.api.deployments import build_deployment, keep_fewest, refuse_idle_drive
 from kvsim.console import ProgressLine, print_note, print_written
 from kvsim.errors import InputError, require
-from kvsim.files import check_target, replace_text
+from kvsim.files import check_target
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.options import MAX_ROWS, Inputs, check_work, takes_options
@@ -159,33 +159,29 @@ def explore(inputs: Inputs) -> None:
 
 
 @takes_options("reproduce", "source")
-def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
-    """Compare published or your own measured rows with predictions, or fit a stack to them.
+def reproduce(inputs: Inputs) -> "Result[list[Score]]":
+    """Compare published measurements, or your own, with predictions.
+
+    Parameters
+    ----------
+    source : str
+        Name of a paper whose tables kvsim ships, ``"all"`` of them, or the path of a CSV file
+        with your own measurements.
 
     Returns
     -------
-    Result or None
-        Errors by table and metric; None where ``fit`` names a stack to write.
-
-    Examples
-    --------
-    >>> scores = reproduce("kcache")  # doctest: +SKIP
-    >>> scores.frame()  # doctest: +SKIP
+    Result
+        ``.rows`` has a row for each measurement, with its prediction and the relative error;
+        ``.found`` the errors of each table.
     """
     from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published
-    from kvsim.report.reproduce import fit_to_rows, make_result
+    from kvsim.report.reproduce import make_result
 
-    source, fit = inputs.source, inputs.fit
-    if fit is not None:
-        check_target(fit, "--fit")
+    source = inputs.source
     names = list(published.papers()) if source == "all" else [source]
     found = [row for name in names for row in published.read(name)]
-    if fit is not None:
-        replace_text(fit, fit_to_rows(found, inputs.stack, source))
-        return None
-    predicted = [predicted_rows.predict(row) for row in found]
-    return make_result(found, predicted, source)
+    return make_result(found, list(map(predicted_rows.predict, found)), source)
 
 
 @frozen

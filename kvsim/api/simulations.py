@@ -263,7 +263,7 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
         where,
         found.name,
         left_out=list(left_out.values()),
-        played=replays,
+        played=[replay.requests for replay in replays],
         sought=sought is not None,
         listed=several,
         checked=inputs.check,

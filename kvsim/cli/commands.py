@@ -115,8 +115,6 @@ def _reproduce(call: Call) -> None:
     from kvsim.report.reproduce import to_markdown
 
     result = _ask(call)
-    if result is None:  # a stack was fitted
-        return
     if call.report is not None and call.report.suffix == ".md":
         replace_text(call.report, to_markdown(result))
         print_written(call.report)

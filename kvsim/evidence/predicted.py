@@ -1,6 +1,6 @@
-"""A published or measured row beside its prediction, and a stack fitted to some of them."""
+"""A published or measured row and its prediction."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import numpy as np
@@ -14,12 +14,10 @@ from kvsim.engine.formats import (
 )
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
-from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
 from kvsim.frozen import frozen
-from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
-from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.models.model import LayerShape, Model
 from kvsim.prediction.generate import Prediction
@@ -260,42 +258,3 @@ def predict(row: PublishedRow, numbers: Mapping[str, float] | None = None) -> fl
         return METRICS[row.metric](row, row.deployment(numbers))
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
-
-
-def fit_stack(
-    rows: Iterable[PublishedRow], stack: Stack, others: Mapping[str, float] | None = None
-) -> Fit:
-    """Fit a stack's free numbers to its rows of use ``fit``.
-
-    Parameters
-    ----------
-    rows
-        Published rows; those of other stacks and uses are ignored.
-    stack
-        The stack to fit.
-    others
-        Numbers that are not those of the stack's file, and not fitted.
-
-    Returns
-    -------
-    Fit
-        The free numbers and their errors.
-
-    Raises
-    ------
-    InputError
-        If the stack frees nothing, or the rows are fewer than the numbers.
-    """
-    chosen = [row for row in rows if row.use == "fit" and row.ran_on(stack)]
-    if not stack.free:
-        raise InputError(
-            f"stack {stack.name} frees no number; write a stack that extends it, with "
-            f'"time.step_s" = [0, 0.01] or alike under [free], and give it as --stack'
-        )
-    parameters = [Parameter(k, number_of(stack, k), *b) for k, b in stack.free.items()]
-    measured = np.array([row.published for row in chosen])
-
-    def predicted(numbers: dict[str, float]) -> Array:
-        return np.array([predict(row, {**(others or {}), **numbers}) for row in chosen])
-
-    return fit_ratio(predicted, measured, parameters)

@@ -1,22 +1,18 @@
-"""What may make a run slower than its answer says: three caveats, each a sentence.
+"""What may make a run slower than its answer says: two caveats, each a sentence.
 
-Sums between GPUs that go through the host, whose rate is not the card's; an engine's own kernels
-that are slower than another engine's on the same card; passes that mix prompts with decoding.
-
-Of mixed passes no operator was measured. vLLM's attention was reported to take 1.3 to 2.1 times the
-sum of its parts above 16 decoding sequences; a run of vLLM 0.19 on an RTX 4090 with 32 of them on
-average is met by the sum. Answers whose runs mix so say what the range would make.
+Sums between GPUs that go through the host, whose rate is not the card's; and kernels of an engine
+that are slower than those of another engine on the same card.
 """
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
 from kvsim.errors import InputError
-from kvsim.graph import Number, Step
+from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_stack
@@ -26,8 +22,7 @@ from kvsim.report import evidence, units
 from kvsim.report.json import Row, number
 
 if TYPE_CHECKING:
-    from kvsim.serving.costs import StepCosts
-    from kvsim.traces.requests import Requests
+    pass
 
 SLOWEST_SUMS = 2e9
 """The slowest sums measured over PCIe: 8 L40S, 2 GB/s on most hosts and 20 GB/s on one
@@ -63,9 +58,6 @@ KERNEL_NAMES = {
 """Kernel classes of which engines have measured rows."""
 
 Z80 = 1.2816  # standard deviations between which 80 % of a normal distribution lie
-MIXED_FROM = 16  # decoding sequences above which it was reported
-MIXED_RANGE = (1.3, 2.1)  # measured over the sum of the parts
-MIN_MIXED_SHARE = 0.01  # of a pass, below which it is not worth a word
 
 
 def sums_through_host(deployment: Deployment) -> bool:
@@ -285,60 +277,3 @@ def _find_stack(name: str) -> Stack | None:
 def _change_stack(deployment: Deployment, stack: Stack) -> Deployment:
     d = deployment
     return Deployment(d.model, d.hardware, stack, d.weights, d.tp, d.pp, d.dp, d.ep)
-
-
-class PlayedRun(Protocol):
-    """A run's costs and requests."""
-
-    @property
-    def costs(self) -> "StepCosts":
-        """What its passes cost, and the rules that they follow."""
-
-    @property
-    def requests(self) -> "Requests":
-        """Prompts and lengths that were served."""
-
-
-def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
-    """What passes of a run may take beyond what was simulated, as a sentence; often none.
-
-    Parameters
-    ----------
-    sequences : that decode at once, on average.
-    """
-    costs, requests, d = run.costs, run.requests, run.costs.deployment
-    mixes = costs.rules.prefill == "chunked" and costs.passes.mixes_plainly and d.single_pass
-    if d.stack.name.partition("@")[0] != "vllm" or not mixes or sequences <= MIXED_FROM:
-        return []
-    prompt, generate = float(requests.prompt.mean()), float(requests.generate.mean())
-    new = float(np.floor(min(prompt, costs.rules.max_tokens)))
-    share = _attention_share(costs, sequences, prompt + generate / 2, new)
-    low, high = (share * (factor - 1) for factor in MIXED_RANGE)
-    if high < MIN_MIXED_SHARE:
-        return []
-    return [
-        f"A pass that mixes prefill with decoding is modelled as the sum of both, which a run on "
-        f"an RTX 4090 with 32 sequences confirms. Others report {MIXED_RANGE[0]:g} to "
-        f"{MIXED_RANGE[1]:g} times the attention time for vLLM above {MIXED_FROM} sequences: a "
-        f"pass with {units.integer(sequences)} sequences and {units.integer(new)} prompt tokens "
-        f"would then take {units.percent(low)} to {units.percent(high)} longer than simulated."
-    ]
-
-
-def _attention_share(costs: "StepCosts", sequences: float, context: float, new: float) -> float:
-    """Attention's share of a pass that mixes."""
-    from kvsim.serving.passes import TIME_MEASURE, Measure, Passes
-
-    own = Passes(costs.technique, costs.deployment, Measure(_attention, _attention, seconds))
-    at = [np.array([x]) for x in (np.round(sequences), np.round(context), new, 0.0)]
-    whole = Passes(costs.technique, costs.deployment, TIME_MEASURE).mixed(*at)
-    return float((own.mixed(*at) / whole)[0])
-
-
-def _attention(step: Step, deployment: Deployment) -> Number:
-    """GPU time of a step's attention, of both kinds. [s]"""
-    return sum(
-        count * seconds(op, deployment)
-        for op, count in all_ops(step)
-        if (op.stream == "gpu" and op.name.split()[-1] == "attn")
-    )

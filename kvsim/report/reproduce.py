@@ -1,17 +1,13 @@
-"""``kvsim reproduce``: predictions beside published rows, how far off, and fits to rows."""
+"""``kvsim reproduce``: predictions compared with published rows, and their errors."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
-from pathlib import Path
 
-from kvsim.evidence.leastsquares import Fit
-from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.predicted import PublishedRow
 from kvsim.evidence.published import summarise_mechanisms
 from kvsim.evidence.scores import Score, error, score
-from kvsim.evidence.stackfile import fitted_text
 from kvsim.machines.deployment import basis
-from kvsim.machines.profiles import load_stack
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.colours import PALETTE
@@ -19,7 +15,7 @@ from kvsim.report.json import Row, number
 from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, percent_column, text_column
-from kvsim.report.terminal import BLANK, Block, Terminal
+from kvsim.report.terminal import BLANK, Block
 from kvsim.report.units import format_number
 
 LOOKS = (
@@ -185,56 +181,6 @@ def _score_table(scores: Sequence[Row]) -> Table:
         Column("skill", "skill", lambda x: units.DASH if x is None else f"{x:.2f}", 3),
     ]
     return Table(columns, scores, "Errors in %, mean / worst")
-
-
-def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
-    """Fit a stack's free numbers and print how well they are known.
-
-    Parameters
-    ----------
-    rows
-        Published rows to fit to.
-    name
-        Name of the stack.
-    source
-        Where the rows are from.
-
-    Returns
-    -------
-    str
-        Text of the fitted stack's file.
-    """
-    stack = load_stack(name)
-    fit = fit_stack(rows, stack)
-    _show_fit(fit, name)
-    told = f"{fit.residuals.size} rows of {source}"
-    held = [r for r in rows if r.ran_on(stack) and r.use == "check" and r.metric != "fits"]
-    errors = [abs(error(row, predict(row, fit.values))) for row in held]
-    known = "no row held out"
-    if errors:
-        mean, worst = _percent(sum(errors) / len(errors)), _percent(max(errors))
-        known = f"mean {mean} %, worst {worst} % on {len(errors)} held-out rows of {source}"
-    base = str(Path(name).resolve()) if name.endswith(".toml") else name
-    return fitted_text(stack, base, fit, told, known, date.today().isoformat())
-
-
-def _show_fit(fit: Fit, stack: str) -> None:
-    """Print fitted numbers, how well they are known, and what the rows cannot tell."""
-    rows = [
-        {"key": key, "value": value, "error": number(fit.errors[key])}
-        for key, value in fit.values.items()
-    ]
-    columns = (
-        text_column("number", "key"),
-        Column("fitted", "value", format_number),
-        Column("standard error", "error", lambda error: format_number(error, 2)),
-    )
-    blocks: list[Block] = [Table(columns, rows, f"Stack {stack}")]
-    if len(fit.values) == fit.residuals.size:
-        blocks.append("There are as many numbers as rows, so their uncertainty is unknown.")
-    blocks += [f"The rows do not determine {key}." for key in fit.unknown]
-    blocks += [f"The rows cannot distinguish {one} from {other}." for one, other in fit.confused]
-    Terminal().show(blocks)
 
 
 def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:

@@ -12,9 +12,8 @@ from kvsim.files import RESULT, check_input, own_output, replacing
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment, basis
 from kvsim.quality.evidence import evidence as quality
-from kvsim.report import caveats, evidence, names, units
+from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
-from kvsim.report.caveats import PlayedRun
 from kvsim.report.colours import Marker, mark, mark_at
 from kvsim.report.evidence import PROBE_TOKENS
 from kvsim.report.json import Row, number
@@ -94,7 +93,7 @@ def make_result(
     trace: str,
     *,
     left_out: Sequence[str] = (),
-    played: Sequence[PlayedRun] = (),
+    played: Sequence[Requests] = (),
     sought: bool = False,
     listed: bool = False,
     checked: bool = False,
@@ -112,7 +111,7 @@ def make_result(
     left_out
         Techniques that cannot run there, with the reason.
     played
-        What the rows are of, one by one.
+        The requests of each run.
     sought
         Whether the value of the option in which runs differ was looked for.
     listed
@@ -284,7 +283,7 @@ def _write_answer(
     deployment: Deployment,
     trace: str,
     left_out: Sequence[str],
-    played: Sequence[PlayedRun] = (),
+    played: Sequence[Requests] = (),
     sought: bool = False,
     fleet: str = "",
 ) -> Answer:
@@ -292,13 +291,13 @@ def _write_answer(
     asked = {k.removesuffix("_s").upper(): t for k, t in rows[0]["targets"].items() if t}
     targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
-    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
+    own = next((some for row, some in zip(rows, played, strict=False) if row is best), None)
     if sought:
         best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
     arrive = None  # where it depends on the answers
-    if own is not None and own.requests.parent is None and own.requests.duration > 0:
-        arrive = len(own.requests) / own.requests.duration
+    if own is not None and own.parent is None and own.duration > 0:
+        arrive = len(own) / own.duration
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
     elif _varied_option(rows):
@@ -318,7 +317,6 @@ def _write_answer(
         evidence=[
             *evidence.list_measurements(deployment, _name(best)),
             *evidence.describe_parallelism(deployment),
-            *(caveats.describe_mixed_passes(own, best["mean_batch"] or 0.0) if own else []),
         ],
         assumed=evidence.list_assumptions(
             deployment.hardware, max(best["utilisation"][way] for way in COPY_STREAMS), ""

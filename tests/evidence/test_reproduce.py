@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.predicted import predict
 from kvsim.evidence.published import PAPER_COLUMNS, papers, read
 from kvsim.evidence.scores import error, score
-from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction
 from tests.support.commands import run
 from tests.support.envelope import answer_in
@@ -103,46 +102,6 @@ def test_bad_runs_name_their_row(column: str, value: str, tmp_path: Path) -> Non
     (row,) = read(table(tmp_path, line))
     with pytest.raises(InputError, match=r"rows.csv, line 2: "):
         predict(row)
-
-
-def rows_of(stack: str, uses: str, tmp_path: Path) -> list[PublishedRow]:
-    """Rows whose published values are predictions with other numbers, so that they are known."""
-    true = with_numbers(load_stack(stack), {"kernel.attention.memory": 0.6})
-    lines = []
-    for i, batch in enumerate((1, 4, 16, 32)):
-        line = changed("technique", "full").replace("bits=4;group=64,8,", f",{batch},")
-        line = line.replace(",fused,", f",{stack},").replace(",check,", f",{uses.split()[i]},")
-        lines.append(line)
-    rows = read(table(tmp_path, *lines))
-    numbers = {"kernel.attention.memory": number_of(true, "kernel.attention.memory")}
-    values = [f"{predict(row, numbers):.10g}" for row in rows]
-    known = [x.replace(",200,", f",{v},") for x, v in zip(lines, values, strict=True)]
-    return read(table(tmp_path, *known))
-
-
-def test_a_fit_finds_the_numbers_behind_the_rows(tmp_path: Path) -> None:
-    stack = tmp_path / "mine.toml"
-    stack.write_text(
-        'title = "mine"\nbasis = "carried over"\nerror = ""\nextends = "fused"\n'
-        '[free]\n"kernel.attention.memory" = [0.2, 1.0]\n'
-    )
-    rows = rows_of(str(stack), "fit fit check check", tmp_path)
-    text = reproduction.fit_to_rows(rows, str(stack), "rows.csv")
-    written = tmp_path / "fitted.toml"
-    written.write_text(text)
-    fitted = load_stack(written)
-    assert fitted.kernels["attention"].memory == pytest.approx(0.6, rel=1e-3)
-    assert fitted.kernels["gemm"] == load_stack("fused").kernels["gemm"]
-    assert fitted.basis == "calibrated" and "2 held-out rows" in fitted.error
-    assert "2 rows of rows.csv" in fitted.fit
-
-
-def test_a_fit_needs_free_numbers_and_rows(tmp_path: Path) -> None:
-    rows = read(table(tmp_path, changed("use", "fit")))
-    with pytest.raises(InputError, match="fused frees no number"):
-        fit_stack(rows, load_stack("fused"))
-    with pytest.raises(InputError, match=r"0 rows cannot determine"):
-        fit_stack(rows, load_stack("kcache-engine"))
 
 
 def test_scores_keep_fitted_and_held_out_rows_apart(tmp_path: Path) -> None:

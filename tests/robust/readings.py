@@ -50,7 +50,6 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "explore --gpu": ("explore", *MODEL, "--out", "o.html", "--gpu", "{}"),
     "explore --stack": ("explore", *WHERE, "--out", "o.html", "--stack", "{}"),
     "reproduce source": ("reproduce", "{}"),
-    "reproduce --stack": ("reproduce", "kcache", "--fit", "fit.toml", "--stack", "{}"),
     "calibrate --from-run": ("calibrate", "--out", "s.toml", *WHERE, "--from-run", "{}"),
     "calibrate --from-ops": ("calibrate", *OUT, "--gpu", "t4", *ENGINE, "--from-ops", "{}"),
     "calibrate --from-serving": ("calibrate", *OUT, *ENGINE, "--from-serving", "{}"),

@@ -17,7 +17,6 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
          "--report", "{}"), ".html",
     ),
     "reproduce --report": (("reproduce", "kcache", "--report", "{}"), ".html"),
-    "reproduce --fit": (("reproduce", "kcache", "--fit", "{}"), ".toml"),
     "calibrate --from-run --out": (
         ("calibrate", *WHERE, "--from-run", "own.csv", "--out", "{}"), ".toml",
     ),
@@ -107,5 +106,3 @@ def twice() -> Iterator[Case]:
                         ("x.parquet", "link.parquet")):  # fmt: skip
         words = (*simulate, "--out", place, "--report", report)
         yield Case(f"{place} and {report}", words, REFUSED, ("both would write",), own)
-    arguments = ("reproduce", "kcache", "--fit", "x", "--report", "x")
-    yield Case("one place for --fit and --report", arguments, REFUSED, ("both",))
