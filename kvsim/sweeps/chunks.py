@@ -25,14 +25,12 @@ from kvsim.models.model import Model
 from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.generate import round_seconds
 from kvsim.prediction.memory import phases, prefill_point, tier_bytes
-from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import POINT_AXES, SPREAD, Spec, Value
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
 from kvsim.traces.resample import MOST_REQUESTS, scale_clients
-from kvsim.version import __version__
 
 
 @frozen
@@ -213,14 +211,11 @@ class SweepChunk:
         Kind of the sweep: a key of ``COLUMNS``.
     case
         Inputs of the evaluation.
-    plugins
-        The user's technique files, which the evaluating process loads first.
     """
 
     index: int
     kind: str
     case: Case
-    plugins: tuple[Plugin, ...]
 
     @property
     def points(self) -> int:
@@ -228,7 +223,7 @@ class SweepChunk:
         return 1 if self.case.points is None else self.case.points.size
 
 
-def divide_sweep(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
+def divide_sweep(spec: Spec) -> Iterator[SweepChunk]:
     """Divide a sweep into chunks.
 
     Models, profiles and traces are read once each.
@@ -237,8 +232,6 @@ def divide_sweep(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk
     ----------
     spec
         The sweep.
-    plugins
-        The user's own technique files.
 
     Yields
     ------
@@ -266,7 +259,7 @@ def divide_sweep(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk
                 points=points,
                 requests=trace(named["trace"]) if "trace" in named else None,
             )
-            yield SweepChunk(index, spec.kind, case, plugins)
+            yield SweepChunk(index, spec.kind, case)
             index += 1
 
 
@@ -560,23 +553,15 @@ EVALUATORS: dict[str, Callable[[Case], Columns]] = {
 """What answers a case of each kind."""
 
 
-def compute(chunk: SweepChunk) -> tuple[str, bytes]:
-    """Compute a chunk.
+def compute(chunk: SweepChunk) -> bytes:
+    """Compute a chunk and return its Parquet file.
 
     Parameters
     ----------
     chunk
-        The chunk; its plugins are loaded first.
-
-    Returns
-    -------
-    version : str
-        The version of kvsim that computed it.
-    content : bytes
-        The Parquet file with its rows.
+        The chunk.
     """
-    install(chunk.plugins)
-    return __version__, _parquet(chunk, EVALUATORS[chunk.kind](chunk.case))
+    return _parquet(chunk, EVALUATORS[chunk.kind](chunk.case))
 
 
 def _parquet(chunk: SweepChunk, found: Columns) -> bytes:

@@ -10,7 +10,7 @@ batch = { from = 1, to = 256, count = 9, spacing = "log" }
 context = [1024, 8192]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.files import SPECIFICATION, read_toml
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
+from kvsim.techniques import TECHNIQUES
 
 Value = str | int | float
 
@@ -65,13 +66,10 @@ class Spec:
         What is computed at each point: one of ``AXES``.
     axes
         The values of every axis, in the order of ``AXES``.
-    plugins
-        Python files with the user's techniques.
     """
 
     kind: str
     axes: dict[str, tuple[Value, ...]]
-    plugins: tuple[Path, ...] = ()
 
     @property
     def split(self) -> list[str]:
@@ -96,15 +94,13 @@ class Spec:
         return {"kind": self.kind, "grid": {k: list(v) for k, v in self.axes.items()}}
 
 
-def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spec:
+def read(path: Path) -> Spec:
     """Read a sweep's file.
 
     Parameters
     ----------
     path
         The TOML file.
-    techniques
-        Loads the user's technique files and returns the names of all techniques.
 
     Returns
     -------
@@ -118,13 +114,11 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     """
     document = read_toml(path, SPECIFICATION)
     for key in document:
-        if key not in ("kind", "grid", "plugins"):
-            raise unknown(f"key in {path}:", key, ("kind", "grid", "plugins"))
+        if key not in ("kind", "grid"):
+            raise unknown(f"key in {path}:", key, ("kind", "grid"))
     kind = document.get("kind", "predict")
     if not isinstance(kind, str) or kind not in AXES:
         raise InputError(f"{path}: kind is {kind!r}; expected one of {', '.join(AXES)}")
-    plugins = tuple(path.parent / name for name in _texts(path, "plugins", document))
-    known = techniques(plugins)
     grid = document.get("grid")
     if not isinstance(grid, dict):
         raise InputError(f"{path}: [grid] is missing; add it with {', '.join(AXES[kind])}")
@@ -134,12 +128,12 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     axes = {}
     for name, usual in {**AXES[kind], **_required(*(x for x in SPREAD if x in grid))}.items():
         if name in grid:
-            axes[name] = _values(path, name, grid[name], known)
+            axes[name] = _values(path, name, grid[name])
         elif usual:
             axes[name] = usual
         else:
             raise InputError(f"{path}: {name} is missing under [grid]; give it a list of values")
-    spec = Spec(kind, axes, plugins)
+    spec = Spec(kind, axes)
     chunks = prod(len(axes[name]) for name in spec.split)
     if chunks > MOST_CHUNKS or spec.points > MOST_POINTS:
         raise InputError(
@@ -149,17 +143,10 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     return spec
 
 
-def _texts(path: Path, key: str, document: Mapping[str, object]) -> list[str]:
-    found = document.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
-        raise InputError(f"{path}: {key} is {str(found)[:60]!r}; expected a list of texts")
-    return found
-
-
-def _values(path: Path, name: str, given: object, techniques: list[str]) -> tuple[Value, ...]:
+def _values(path: Path, name: str, given: object) -> tuple[Value, ...]:
     """Values of an axis without duplicates, in the order given."""
     if name == "technique" and given == "all":
-        return tuple(techniques)
+        return tuple(TECHNIQUES)
     if isinstance(given, dict):
         if name in NAME_AXES:
             raise InputError(f"{path}: {name} is a table; expected a list of names")

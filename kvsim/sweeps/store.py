@@ -13,70 +13,21 @@ from kvsim.files import (
     TRACE,
     make_folder,
     open_input,
-    read_bytes,
     read_json,
     remove_orphans,
     replace_text,
     replacing,
 )
-from kvsim.frozen import frozen
-from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
 from kvsim.version import __version__
 
 SWEEP_MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 
 
-@frozen
-class SharedFolder:
-    """A sweep's folder that other processes may be able to reach.
-
-    Attributes
-    ----------
-    path
-        Absolute path of the folder.
-    mark
-        Digest of its manifest, which tells it from a folder of the same name on another machine.
-    """
-
-    path: str
-    mark: str
-
-    def is_available(self) -> bool:
-        """Whether this process can reach the folder, and its sweep and version are the same."""
-        try:
-            manifest = read_bytes(Path(self.path) / SWEEP_MANIFEST, JSON)
-            ours = bool(json.loads(manifest)["kvsim"] == __version__)
-        except (OSError, ValueError, KeyError, InputError):
-            return False
-        return ours and sha256(manifest).hexdigest() == self.mark
-
-    def try_write(self, index: int, content: bytes) -> bool:
-        """Write a chunk's file if this process can.
-
-        Parameters
-        ----------
-        index
-            Position of the chunk in the sweep.
-        content
-            The bytes of its file.
-
-        Returns
-        -------
-        bool
-            Whether it was written.
-        """
-        try:
-            _write(chunk_path(Path(self.path), index), content)
-        except (OSError, InputError):
-            return False  # whoever asked for it writes it, or says why that cannot be
-        return True
-
-
 class ResultStore:
     """The folder of a sweep and the chunks that are finished in it."""
 
-    def __init__(self, folder: Path, spec: Spec, plugins: tuple[Plugin, ...], resume: bool) -> None:
+    def __init__(self, folder: Path, spec: Spec, resume: bool) -> None:
         """Open the folder of an earlier run, or start a new one.
 
         Raises
@@ -89,7 +40,6 @@ class ResultStore:
         remove_orphans(self.folder)  # or what a killed sweep left would be another's file
         about = spec.described() | {
             "kvsim": __version__,
-            "plugins": [sha256(p.text.encode()).hexdigest() for p in plugins],
             "files": {name: _digest(name) for name in _files(spec)},
         }
         place = self.folder / SWEEP_MANIFEST
@@ -109,34 +59,24 @@ class ResultStore:
         else:
             replace_text(place, json.dumps(about, indent=1) + "\n")
 
-    @property
-    def shared(self) -> SharedFolder:
-        """The folder, for processes that may share it."""
-        mark = sha256(read_bytes(self.folder / SWEEP_MANIFEST, JSON)).hexdigest()
-        return SharedFolder(str(self.folder.resolve()), mark)
-
-    def keep(self, index: int, content: bytes | None) -> None:
-        """Mark a chunk as done, and write its file unless another process has written it.
+    def keep(self, index: int, content: bytes) -> None:
+        """Write the file of a chunk, which is done then.
 
         Parameters
         ----------
         index
             Position of the chunk in the sweep.
         content
-            The bytes of its file; None if another process wrote it.
+            The Parquet file.
 
         Raises
         ------
         InputError
-            If the disk is full, or the folder can no longer be written.
+            If it cannot be written.
         """
-        if content is not None:
-            _write(chunk_path(self.folder, index), content)
+        with replacing(chunk_path(self.folder, index), tidy=False, named=False) as draft:
+            draft.write_bytes(content)
         self.done.add(index)
-
-    def clean_up(self) -> None:
-        """Remove unfinished files of workers that were lost."""
-        remove_orphans(self.folder)
 
 
 def chunk_path(folder: Path, index: int) -> Path:
@@ -155,11 +95,6 @@ def chunk_path(folder: Path, index: int) -> Path:
         The file, which need not exist.
     """
     return folder / f"chunk-{index:07d}.parquet"
-
-
-def _write(place: Path, content: bytes) -> None:
-    with replacing(place, tidy=False, named=False) as draft:
-        draft.write_bytes(content)
 
 
 def _files(spec: Spec) -> list[str]:

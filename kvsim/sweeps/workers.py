@@ -10,7 +10,6 @@ from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
     ProcessPoolExecutor,
-    ThreadPoolExecutor,
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
@@ -20,8 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError, first_line
+from kvsim.frozen import frozen
 from kvsim.sweeps.chunks import SweepChunk, compute
-from kvsim.sweeps.store import SharedFolder
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +30,12 @@ MIN_BUNDLE_POINTS = 2**14  # points at once: about a twentieth of a second
 MAX_BUNDLE_POINTS = 2**18  # about one second
 BUNDLE_ROUNDS = 4  # bundles of the same size that would be left for each taker
 
-Bundle = list[SweepChunk]
+
+@frozen
+class Bundle:
+    """Chunks that are computed together; a list of them would be searched by Dask for its tasks."""
+
+    chunks: tuple[SweepChunk, ...]
 
 
 class Bundles(Iterator[Bundle]):
@@ -54,7 +58,7 @@ class Bundles(Iterator[Bundle]):
         """Return the next bundle; its size falls with the number of points that are left."""
         enough = self.left // (BUNDLE_ROUNDS * max(self.takers, 1))
         enough = min(max(enough, MIN_BUNDLE_POINTS), MAX_BUNDLE_POINTS)
-        some: Bundle = []
+        some: list[SweepChunk] = []
         points = 0
         for chunk in self.chunks:
             some.append(chunk)
@@ -64,68 +68,25 @@ class Bundles(Iterator[Bundle]):
         if not some:
             raise StopIteration
         self.left -= points
-        return some
+        return Bundle(tuple(some))
 
 
-def compute_all(
-    chunks: Bundle, folder: SharedFolder | None = None
-) -> tuple[str, list[bytes | None]]:
-    """Compute a bundle of chunks.
-
-    Files are written in a thread of their own, so that the computation does not wait for the disk.
+def compute_bundle(bundle: Bundle) -> tuple[str, list[bytes]]:
+    """Compute the chunks of a bundle, in whichever process this is called.
 
     Parameters
     ----------
-    chunks
+    bundle
         The chunks.
-    folder
-        The sweep's folder, written to if this process can reach it.
 
     Returns
     -------
     version : str
         The version of kvsim that computed them.
-    contents : list of bytes or None
-        The bytes of each file; None for files that this process wrote.
+    contents : list of bytes
+        The Parquet file of each chunk.
     """
-    if folder is None or not folder.is_available():
-        return __version__, [compute(chunk)[1] for chunk in chunks]
-    contents: list[tuple[bytes, Future[bool]]] = []
-    with ThreadPoolExecutor(1) as writer:
-        for chunk in chunks:
-            content = compute(chunk)[1]
-            contents.append((content, writer.submit(folder.try_write, chunk.index, content)))
-    return __version__, [None if kept.result() else content for content, kept in contents]
-
-
-class Packed:
-    """A bundle wrapped so that Dask does not search its lists for results of other tasks."""
-
-    def __init__(self, chunks: Bundle) -> None:
-        """Keep the chunks as they are."""
-        self.chunks = chunks
-
-
-def compute_packed(
-    packed: Packed, folder: SharedFolder | None = None
-) -> tuple[str, list[bytes | None]]:
-    """Compute the chunks of a packed bundle, as ``compute_all`` does.
-
-    Parameters
-    ----------
-    packed
-        The bundle.
-    folder
-        The sweep's folder, written to if this process can reach it.
-
-    Returns
-    -------
-    version : str
-        The version of kvsim that computed them.
-    contents : list of bytes or None
-        The bytes of each file; None for files that this process wrote.
-    """
-    return compute_all(packed.chunks, folder)
+    return __version__, [compute(chunk) for chunk in bundle.chunks]
 
 
 BUNDLES_PER_WORKER = 2  # that are under way or waiting
@@ -134,31 +95,27 @@ CONNECT_TIMEOUT_S = 10.0  # time in which a scheduler must answer [s]
 WORKER_TIMEOUT_S = 60.0  # time without any worker after which a sweep gives up [s]
 POLL_INTERVAL_S = 2.0  # between two looks at how many workers there are [s]
 
-Done = tuple[int, bytes | None]  # None: its file is written
+Done = tuple[int, bytes]  # index of a chunk, and its Parquet file
 
 
-def compute_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
+def compute_here(coming: Bundles) -> Iterator[Done]:
     """Compute bundles one after another in this process.
 
     Parameters
     ----------
     coming
         The bundles.
-    folder
-        The sweep's folder, to write into if there is one.
 
     Yields
     ------
     tuple
-        Each chunk's index, and the bytes of its file or None if that is written.
+        Index and Parquet file of each chunk.
     """
     for bundle in coming:
-        yield from _pair_contents(bundle, compute_all(bundle, folder)[1])
+        yield from _pair_contents(bundle, compute_bundle(bundle)[1])
 
 
-def compute_in_processes(
-    coming: Bundles, workers: int, folder: SharedFolder | None = None
-) -> Iterator[Done]:
+def compute_in_processes(coming: Bundles, workers: int) -> Iterator[Done]:
     """Compute bundles in several processes of this machine.
 
     Parameters
@@ -167,13 +124,11 @@ def compute_in_processes(
         The bundles.
     workers
         Number of processes.
-    folder
-        The sweep's folder, to write into if there is one.
 
     Yields
     ------
     tuple
-        Each chunk's index, and the bytes of its file or None if that is written; in any order.
+        Index and Parquet file of each chunk, in any order.
 
     Raises
     ------
@@ -185,7 +140,7 @@ def compute_in_processes(
     coming.takers = workers
     finished = False
     while not finished:
-        under_way: dict[Future[tuple[str, list[bytes | None]]], Bundle] = {}
+        under_way: dict[Future[tuple[str, list[bytes]]], Bundle] = {}
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             try:
                 while True:
@@ -193,7 +148,7 @@ def compute_in_processes(
                         bundle = again.pop() if again else next(coming, None)
                         if bundle is None:
                             break
-                        under_way[_submitted(processes, bundle, again, folder)] = bundle
+                        under_way[_submitted(processes, bundle, again)] = bundle
                     if not under_way:
                         finished = True
                         break
@@ -203,7 +158,7 @@ def compute_in_processes(
             except BrokenProcessPool:
                 _end(processes)
                 again += list(under_way.values())
-                lost.update(bundle[0].index for bundle in under_way.values())
+                lost.update(bundle.chunks[0].index for bundle in under_way.values())
                 worst = max(lost, key=lambda index: lost[index])
                 if lost[worst] > MAX_TRIES * workers * BUNDLES_PER_WORKER:
                     raise InputError(
@@ -221,18 +176,18 @@ def _end(processes: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def _pair_contents(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Done]:
+def _pair_contents(bundle: Bundle, contents: list[bytes]) -> Iterator[Done]:
     """Index of each chunk with the bytes of its file."""
-    for chunk, content in zip(bundle, contents, strict=True):
+    for chunk, content in zip(bundle.chunks, contents, strict=True):
         yield chunk.index, content
 
 
 def _submitted(
-    processes: ProcessPoolExecutor, bundle: Bundle, again: list[Bundle], folder: SharedFolder | None
-) -> "Future[tuple[str, list[bytes | None]]]":
+    processes: ProcessPoolExecutor, bundle: Bundle, again: list[Bundle]
+) -> "Future[tuple[str, list[bytes]]]":
     """Submit a bundle; one that a broken pool refuses is kept for the next pool."""
     try:
-        return processes.submit(compute_all, bundle, folder)
+        return processes.submit(compute_bundle, bundle)
     except (BrokenProcessPool, OSError) as broken:  # OSError: it broke while it started a process
         again.append(bundle)
         raise BrokenProcessPool from broken
@@ -301,9 +256,7 @@ def _check(client: "distributed.Client", scheduler: str) -> None:
             )
 
 
-def compute_on_cluster(
-    coming: Bundles, client: "distributed.Client", folder: SharedFolder | None = None
-) -> Iterator[Done]:
+def compute_on_cluster(coming: Bundles, client: "distributed.Client") -> Iterator[Done]:
     """Compute bundles on the workers of a Dask cluster.
 
     Parameters
@@ -312,13 +265,11 @@ def compute_on_cluster(
         The bundles.
     client
         The connection to the cluster.
-    folder
-        The sweep's folder; workers that have it write into it.
 
     Yields
     ------
     tuple
-        Each chunk's index, and the bytes of its file or None if that is written; in any order.
+        Index and Parquet file of each chunk, in any order.
 
     Raises
     ------
@@ -345,7 +296,7 @@ def compute_on_cluster(
             bundle = again.pop() if again else next(coming, None)
             if bundle is None:
                 break
-            under_way[client.submit(compute_packed, Packed(bundle), folder, pure=False)] = bundle
+            under_way[client.submit(compute_bundle, bundle, pure=False)] = bundle
         if not under_way:
             return
         try:
@@ -356,7 +307,7 @@ def compute_on_cluster(
             continue
         for future in waited.done:
             bundle = under_way.pop(future)
-            first = bundle[0].index
+            first = bundle.chunks[0].index
             try:
                 version, contents = future.result()
             except InputError:

@@ -418,8 +418,8 @@ def test_nothing_unpickles_or_executes() -> None:
             assert not PICKLES & set(names), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
         for line, name, call in calls(path):
             where = f"{path}:{line}"
-            # a user's own technique, by --plugin; constructors made of our own fields' names
-            asked_for = path.match("kvsim/sweeps/plugins.py") or path.match("kvsim/frozen.py")
+            # constructors made of our own fields' names
+            asked_for = path.match("kvsim/frozen.py")
             assert asked_for or not (isinstance(call.func, ast.Name) and name in EXECUTES), where
             assert "allow_pickle" not in {k.arg for k in call.keywords}, where
             whole = ast.unparse(call.func)

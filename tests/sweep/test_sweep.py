@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -22,19 +21,16 @@ from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, compute, divide_sweep
 from kvsim.sweeps.spec import Spec, read
-from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import (
     BUNDLE_ROUNDS,
     MAX_BUNDLE_POINTS,
     MIN_BUNDLE_POINTS,
     Bundles,
     _check,
-    compute_all,
     compute_here,
     compute_in_processes,
 )
-from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.notation import presets, terms
+from kvsim.techniques import parse
 from tests.support.commands import check, line, run
 
 SPEC = """
@@ -46,16 +42,6 @@ technique = ["full", "kivi:bits=4", "offload:host_share=1", "fp8"]
 batch = [1, 8, 24]
 context = { from = 128, to = 8192, count = 4, spacing = "log" }
 """
-OWN = '''
-from typing import ClassVar
-from kvsim.frozen import frozen
-from kvsim.techniques.papers.full import Full
-
-@frozen
-class Mine(Full):
-    """My own."""
-    name: ClassVar[str] = "mine"
-'''
 
 
 def spec_of(folder: Path, text: str = SPEC) -> Path:
@@ -65,11 +51,11 @@ def spec_of(folder: Path, text: str = SPEC) -> Path:
 
 
 def asked(folder: Path, text: str = SPEC) -> Spec:
-    return read(spec_of(folder, text), lambda _: list(TECHNIQUES))
+    return read(spec_of(folder, text))
 
 
 def coming(spec: Spec) -> Bundles:
-    return Bundles(divide_sweep(spec, ()), spec.points)
+    return Bundles(divide_sweep(spec), spec.points)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -99,10 +85,10 @@ def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
 def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> None:
     text = SPEC.replace("[1, 8, 24]", "{ from = 1, to = 1000, count = 1000 }")
     spec = asked(tmp_path, text.replace("count = 4", "count = 400"))
-    chunks = list(divide_sweep(spec, ()))
+    chunks = list(divide_sweep(spec))
     found = list(Bundles(iter(chunks), spec.points, takers))
-    assert [c.index for bundle in found for c in bundle] == list(range(len(chunks)))
-    sizes = [sum(c.points for c in bundle) for bundle in found]
+    assert [c.index for bundle in found for c in bundle.chunks] == list(range(len(chunks)))
+    sizes = [sum(c.points for c in bundle.chunks) for bundle in found]
     largest = max(c.points for c in chunks)
     left = spec.points
     for size in sizes[:-1]:
@@ -135,20 +121,6 @@ def test_a_cluster_that_is_not_there_leaves_nothing(
     with pytest.raises(InputError, match=r"scheduler: .* cannot be reached"):
         run_sweep(spec=tmp_path / "s.toml", out=tmp_path / "out", scheduler=address)
     assert not (tmp_path / "out").exists()
-
-
-def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
-    spec = asked(tmp_path)
-    store = ResultStore(tmp_path / "out", spec, (), False)
-    some = list(divide_sweep(spec, ()))[:3]
-    expected = [compute(chunk)[1] for chunk in some]
-    assert compute_all(some, store.shared)[1] == [None] * 3
-    assert list(contents(store.folder).values()) == expected
-    elsewhere = replace(store.shared, path=str(tmp_path / "not here"))
-    other = replace(store.shared, mark="of another sweep")
-    for folder in (None, elsewhere, other):
-        assert compute_all(some, folder)[1] == expected
-    assert not (tmp_path / "not here").exists()
 
 
 def test_a_lost_worker_loses_only_what_it_computed(
@@ -188,7 +160,7 @@ def test_resume_computes_only_what_is_missing(
         (out / name).unlink()
     computed: list[int] = []
 
-    def noted(chunk: SweepChunk) -> tuple[str, bytes]:
+    def noted(chunk: SweepChunk) -> bytes:
         computed.append(chunk.index)
         return compute(chunk)
 
@@ -199,21 +171,6 @@ def test_resume_computes_only_what_is_missing(
     assert computed == [3, 4, 5, 6]
     spec_of(tmp_path, SPEC.replace("24", "32"))
     check(line("sweep", place, "--out", str(out), "--resume"), "another sweep")
-
-
-def test_own_technique_travels(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    text = 'plugins = ["mine.py"]\n' + SPEC.replace('"fp8"', '"mine"')
-    out = tmp_path / "out"
-    try:
-        result = run("sweep", str(spec_of(tmp_path, text)), "--out", str(out), "--workers", "2")
-    finally:
-        presets().pop("mine", None)
-        terms().pop("mine", None)
-    assert result.code == 0, result
-    table = pq.read_table(out).to_pandas()
-    full, mine = (table[table.technique == name].tpot_s.to_numpy() for name in ("full", "mine"))
-    np.testing.assert_array_equal(full, mine)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +221,6 @@ def test_other_kinds(text: str, column: str, tmp_path: Path) -> None:
         (('spacing = "log"', "steps = 3"), "steps|spacing"),
         (("count = 4", "count = 0"), "count|whole number"),
         (("count = 4", "count = 900000"), ""),
-        (("[grid]", 'plugins = ["no.py"]\n[grid]'), "no.py"),
         (("[grid]", "[grid"), "TOML"),
     ],
 )
@@ -298,26 +254,6 @@ def test_bad_options_are_one_line(
     monkeypatch.setattr("kvsim.sweeps.workers.CONNECT_TIMEOUT_S", 0.5)
     place = str(spec_of(tmp_path))
     check(line("sweep", place, "--out", str(tmp_path / "out"), *arguments), words)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x = 1\n", "no technique"),
-        ("1 / 0\n", "ZeroDivisionError"),
-        (OWN.replace('"mine"', '"full"'), "taken"),
-        (
-            OWN.replace("kvsim.frozen import frozen", "dataclasses import dataclass").replace(
-                "@frozen", "@dataclass(frozen=True)"
-            ),
-            "@frozen, from kvsim.frozen",
-        ),
-    ],
-)
-def test_bad_plugins_are_one_line(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(text)
-    place = spec_of(tmp_path, 'plugins = ["own.py"]\n' + SPEC)
-    check(line("sweep", str(place), "--out", str(tmp_path / "out")), words)
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,8 @@ def samples(path: Path) -> None:
 def sweep(path: Path) -> None:
     from kvsim.sweeps import chunks
     from kvsim.sweeps.spec import read
-    from kvsim.techniques import TECHNIQUES
 
-    spec = read(path, lambda paths: list(TECHNIQUES))
+    spec = read(path)
     chunks.check(spec)
     chunks.count(spec)
 
