@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from kvsim.api.traffic import read_options
 from kvsim.console import print_count, print_note
 from kvsim.errors import InputError
 from kvsim.files import METRICS, parse_json, read_text
@@ -9,49 +10,11 @@ from kvsim.options import Inputs, takes_options
 from kvsim.report.result import Result
 from kvsim.report.traces import describe_requests, describe_trace, make_result
 from kvsim.traces import production, synthetic
-from kvsim.traces.read import Reader, ReadOptions, check_ending, load, write, write_parquet
+from kvsim.traces.read import Reader, check_ending, load, write, write_parquet
 from kvsim.traces.requests import Requests
 
 IMPORT_KINDS = ("prometheus", "otel", "access")
 """Files of production that a trace is made from."""
-
-
-def read_options(inputs: Inputs) -> ReadOptions:
-    """Collect how a trace is to be read.
-
-    Parameters
-    ----------
-    inputs
-        The options of a command that reads a trace.
-
-    Returns
-    -------
-    ReadOptions
-        Format, columns, units, and what to do with bad or unordered rows.
-
-    Raises
-    ------
-    InputError
-        For columns without a role or name.
-    """
-
-    columns = inputs.columns or ""
-    pairs = [item.partition("=")[::2] for item in columns.split(",")] if columns else []
-    named = dict(pairs)
-    if len(named) < len(pairs):
-        raise InputError(f"--columns: got {columns[:60]!r}; expected each role once")
-    if not all(named.values()):
-        raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
-    tokens = "hash_block_tokens" if inputs.command == "simulate" else "block_tokens"
-    return ReadOptions(
-        inputs.format or "",
-        named,
-        inputs.time_unit or "",
-        getattr(inputs, tokens) or 0,
-        inputs.chars_per_token or 0.0,
-        inputs.sort,
-        inputs.skip_bad,
-    )
 
 
 @takes_options("traces inspect", "file")

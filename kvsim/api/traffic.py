@@ -3,7 +3,6 @@
 from dataclasses import replace
 from math import ceil
 
-from kvsim.api.traces import read_options
 from kvsim.console import print_once
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
@@ -12,7 +11,7 @@ from kvsim.models.configs import load_model
 from kvsim.options import Inputs, options_of
 from kvsim.traces import resample, workload
 from kvsim.traces.lengths import choose_lengths, choose_longest
-from kvsim.traces.read import load
+from kvsim.traces.read import ReadOptions, load
 from kvsim.traces.requests import Requests
 from kvsim.traces.resample import MOST_REQUESTS, scale_clients
 from kvsim.traces.workload import DEFAULT_THINK, DrawnTraffic
@@ -307,3 +306,41 @@ def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
     elif not (w.cached or w.hit_rate):
         said.append("prompts share no prefixes; set --cached, --hit-rate or --turns if yours do")
     return said
+
+
+def read_options(inputs: Inputs) -> ReadOptions:
+    """Collect how a trace is to be read.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command that reads a trace.
+
+    Returns
+    -------
+    ReadOptions
+        Format, columns, units, and what to do with bad or unordered rows.
+
+    Raises
+    ------
+    InputError
+        For columns without a role or name.
+    """
+
+    columns = inputs.columns or ""
+    pairs = [item.partition("=")[::2] for item in columns.split(",")] if columns else []
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected each role once")
+    if not all(named.values()):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
+    tokens = "hash_block_tokens" if inputs.command == "simulate" else "block_tokens"
+    return ReadOptions(
+        inputs.format or "",
+        named,
+        inputs.time_unit or "",
+        getattr(inputs, tokens) or 0,
+        inputs.chars_per_token or 0.0,
+        inputs.sort,
+        inputs.skip_bad,
+    )

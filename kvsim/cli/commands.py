@@ -1,15 +1,360 @@
-"""The commands of kvsim: what each asks of ``kvsim.api``, and how it shows the answer."""
+"""The commands: their options and help, the function of ``kvsim.api`` that answers, the output."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from kvsim.cli.command import Call, CheckedCommand, CheckedGroup, command
-from kvsim.console import print_written
-from kvsim.errors import InfeasibleError
-from kvsim.files import replace_text
+from kvsim.console import print_note, print_written
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.files import check_target, replace_text
+from kvsim.inputs import parse_flag, parse_path, parse_paths
+from kvsim.options import (
+    COUNTED_BY,
+    EXAMPLES,
+    PRESENTED,
+    SPELLINGS,
+    TABLE,
+    CommandOption,
+    command_line,
+    find_misuse,
+    options_of,
+    read_spellings,
+)
+
+MIN_GROUPED = 8
+"""Options from which groups help."""
+
+GPU_KINDS = ("gpu", "gpus")  # options that name kinds of GPU
+GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
+
+
+class Page(Protocol):
+    """What writes its own page."""
+
+    def write(self, path: Path) -> None:
+        """Write the page to a file, whole or not at all."""
+
+
+class Shown(Page, Protocol):
+    """The answer of a command, which prints itself and writes its own page."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether what was checked holds."""
+
+    def show(self, json: bool, verbose: bool) -> None:
+        """Print the answer for readers, or as JSON for programs."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command as it was typed.
+
+    Attributes
+    ----------
+    command
+        Its name.
+    options
+        What was given, by keyword, for the function of ``kvsim.api``.
+    json, csv, verbose
+        Whether the answer is printed so.
+    report
+        Where its page is written, if anywhere.
+    """
+
+    command: str
+    options: Mapping[str, Any]
+    json: bool = False
+    csv: bool = False
+    verbose: bool = False
+    report: Path | None = None
+
+    @property
+    def line(self) -> str:
+        """The command line, without what only says how its answer is shown."""
+        return command_line(self.command, self.options)
+
+    def write(self, result: Page) -> None:
+        """Write the page of a result if one is wanted.
+
+        Parameters
+        ----------
+        result
+            The result, which writes its own page.
+        """
+        if self.report is not None:
+            result.write(self.report)
+            print_written(self.report)
+
+    def show(self, result: Shown) -> None:
+        """Write the page of a result if one is wanted, then print it.
+
+        Parameters
+        ----------
+        result
+            The result, which prints itself as a table or as JSON.
+
+        Raises
+        ------
+        typer.Exit
+            With code 1 if what was checked does not hold.
+        """
+        self.write(result)
+        result.show(self.json, self.verbose)
+        if not result.passed:
+            sys.stdout.flush()
+            raise typer.Exit(1)
+
+
+def command(name: str, about: str, answer: Callable[[Call], object]) -> Callable[..., None]:
+    """Make a function of a call one that Typer makes a command of, with the table's options.
+
+    Parameters
+    ----------
+    name
+        The command, as ``plan`` or ``traces inspect``.
+    about
+        What its help says.
+    answer
+        Answers the call.
+    """
+
+    def run(ctx: typer.Context, **values: object) -> None:
+        call = _call(name, ctx, values)
+        if ctx.invoked_subcommand is None:
+            answer(call)
+        elif call.options:
+            option = options_of(name)[next(iter(call.options))].flag
+            raise InputError(f"{option}: appears before {ctx.invoked_subcommand}; put it after")
+
+    context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(_parameter(name, option) for option in options_of(name).values())]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__ = about
+    return run
+
+
+def _call(name: str, ctx: typer.Context, values: Mapping[str, Any]) -> Call:
+    given = {key: values[key] for key in ctx.meta.get(GIVEN, ()) if values.get(key) is not None}
+    if "report" in given:
+        check_target(given["report"], "--report")
+    shown = {key: given[key] for key in PRESENTED if key in given}
+    return Call(name, {k: v for k, v in given.items() if k not in PRESENTED}, **shown)
+
+
+def _parameter(command: str, option: CommandOption) -> Parameter:
+    """The parameter of a function that Typer makes an option or argument of."""
+    kind: Any = str
+    if option.parse is parse_flag:
+        kind = bool
+    elif option.parse in (parse_path, parse_paths):
+        kind = Path
+    if option.repeated:
+        kind = list[kind]
+    default: object = option.default
+    if option.required:
+        default = Parameter.empty
+    elif default is not None and kind is not bool:
+        default = [str(default)] if option.repeated else str(default)
+    if option.repeated and default in ([""], None):
+        default = None
+    metavar, completed = option.metavar or None, completion(command, option.name)
+    if option.position:
+        info = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
+    else:
+        info = typer.Option(
+            option.flag,
+            *option.also,
+            metavar=metavar,
+            help=option.help,
+            hidden=option.hidden,
+            autocompletion=completed,
+        )
+    if default is None:
+        kind = kind | None
+    return Parameter(
+        option.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+COMPLETED = dict.fromkeys(("technique", "techniques", "only", "without", "compare"), "techniques")
+COMPLETED |= {"model": "models", "gpu": "gpus", "gpus": "gpus", "stack": "stacks"}
+COMPLETED |= {"weights": "weights", "trace": "traces", "emit": "engines"}
+"""Options that the shell completes, and what their values name."""
+NAMES = {
+    "models": ("models.catalogue", "model_names"),
+    "ids": ("models.catalogue", "names_in_use"),
+    "gpus": ("machines.profiles", "hardware_names"),
+    "stacks": ("machines.profiles", "stack_names"),
+    "techniques": ("techniques", "TECHNIQUES"),
+    "weights": ("machines.deployment", "WEIGHT_FORMATS"),
+    "traces": ("traces.source", "samples"),
+    "engines": ("emit.engines", "WRITERS"),
+}
+"""Where names of each kind are; the shell waits for the import of one module."""
+
+
+def completion(command: str, option: str) -> Callable[[str], list[str]] | None:
+    """Return what completes an option; None where nothing is known about it.
+
+    Parameters
+    ----------
+    command
+        The command, as ``plan``.
+    option
+        Its keyword, as ``model``.
+
+    Returns
+    -------
+    callable
+        Completes what was typed; of several values separated by commas, the last.
+    """
+    kind = command if option == "name" else COMPLETED.get(option)
+    if kind is None or kind not in COMPLETED.values():
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, typed = incomplete.rpartition(",")
+        found = (name for name in _known(kind, typed) if name.lower().startswith(typed.lower()))
+        return [f"{before}{comma}{name}" for name in found]
+
+    return complete
+
+
+def _known(kind: str, typed: str) -> Iterable[str]:
+    """What a value may be from the part of it that was typed."""
+    module, name = NAMES["ids" if kind == "models" and "/" in typed else kind]
+    found = getattr(import_module(f"kvsim.{module}"), name)
+    names: Iterable[str] = found() if callable(found) else found
+    if kind == "traces":
+        return (f"sample:{name}" for name in names)
+    return ("released", *names) if kind == "weights" else names
+
+
+class CheckedHelp:
+    """What commands and groups of commands share: grouped help, and checks of how they are used."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options group by group, then the examples.
+
+        Parameters
+        ----------
+        ctx
+            The parser's context of the command.
+        formatter
+            What the help is written to.
+        """
+        name = ctx.command_path.partition(" ")[2]
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                known = options_of(name).get(parameter.name)
+                groups.setdefault(known.group if known else "Output", []).append(record)
+        arguments = groups.pop("Arguments", [])
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        if sum(map(len, groups.values())) < MIN_GROUPED:
+            groups = {"Options": [record for some in groups.values() for record in some]}
+        for group in dict.fromkeys(["Options", *(option.group for option in TABLE)]):
+            if group in groups:
+                with formatter.section(group):
+                    formatter.write_dl(groups[group])
+        if hasattr(self, "format_commands"):
+            self.format_commands(ctx, formatter)
+        examples = EXAMPLES.get(name, ())
+        if examples:
+            with formatter.section("Examples"):
+                for line in examples:
+                    formatter.write_text(line)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line and check how its options are used.
+
+        Parameters
+        ----------
+        ctx
+            The parser's context of the command; it keeps what was typed in its order.
+        args
+            The words after the command.
+
+        Returns
+        -------
+        list of str
+            Words that the parser leaves, as it returns them.
+
+        Raises
+        ------
+        InputError
+            For options without effect, given twice, or without a value.
+        """
+        name = ctx.command_path.partition(" ")[2]
+        typed, args = args, read_spellings(name, args)
+        own = {word for word in typed if SPELLINGS.get(word.partition("=")[0], word)[:4] == "--tp"}
+        if COUNTED_BY.get(name) == "--tp" and "--tp" in args and not own:
+            count = args[args.index("--tp") + 1]
+            print_note(
+                f"the GPUs share one copy of the model (--tp {count}); kvsim plan "
+                f"--total-gpus {count} compares other layouts"
+            )
+        counter, flags = COUNTED_BY.get(name), [word.partition("=")[0] for word in typed]
+        word = next((x for x in flags if SPELLINGS.get(x, x) == "--gpus"), "")
+        kind = next((o for o in options_of(name).values() if o.name in GPU_KINDS), None)
+        unnamed = not {"--gpu", "--gpus"} & set(args)
+        if kind and kind.required and word and counter in args and unnamed:
+            raise InputError(
+                f"{word}: got {args[args.index(counter) + 1][:40]!r}, which says how many; expected"
+                f" the kind of GPU as well, as {kind.flag} h100 {counter} N"
+            )
+        values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
+        try:
+            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except ValueError as problem:  # a path that no system could have
+            named = ((n, x) for n, x in values.items() if isinstance(x, str) and "\0" in x)
+            option, wrong = next(named, ("path", ""))
+            expected = "expected a file in an existing, writable folder"
+            raise InputError(f"--{option}: got {wrong[:40]!r}; {expected}") from problem
+        given = ctx.meta[GIVEN] = list(
+            dict.fromkeys(
+                p.name for p in order if (p.param_type_name == "option" or bool(values.get(p.name)))
+            )
+        )
+        fault = _find_repetition(order, values)
+        fault = fault or find_misuse(name, given)
+        if fault:
+            raise InputError(fault)
+        return rest
+
+
+def _find_repetition(order: list[Any], values: Mapping[str, object]) -> str:
+    """An option that is given twice, or without a value; empty if none is."""
+    for i, parameter in enumerate(order):
+        if parameter.param_type_name != "option" or parameter.is_flag:
+            continue
+        name, value = parameter.opts[0], values[parameter.name]
+        if not parameter.multiple and parameter in order[:i]:
+            return f"{name}: is given twice; expected one value"
+        if value == "" or (isinstance(value, list) and "" in value):
+            return f"{name}: got ''; expected a value, or omit {name}"
+    return ""
+
+
+class CheckedCommand(CheckedHelp, TyperCommand):
+    """A command that refuses options without effect, given twice, or without a value."""
+
+
+class CheckedGroup(CheckedHelp, TyperGroup):
+    """A group of commands that is a command of its own as well."""
+
 
 HELP = {
     "plan": "Choose a technique and its settings for a workload or trace.",

@@ -361,7 +361,7 @@ ALLOWED: dict[str, set[str]] = {
     "models/catalogue.py": {"read_text"},  # what ships with kvsim
     "journal.py": {"touch", "unlink"},  # its own file, before and after its output is whole
     "report/explore.py": {"read_text"},  # assets that ship
-    "cli/command.py": {"write_text"},  # of a formatter
+    "cli/commands.py": {"write_text"},  # of a formatter
     "cli/session.py": {"open", "mkdir"},  # SessionState.open; results' own folder
     "solver.py": {"open"},  # the null device, in place of a solver's output
     "evidence/logs.py": {"read_table"},  # after check_input
