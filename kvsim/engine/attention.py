@@ -20,6 +20,7 @@ from kvsim.models.model import LayerShape, Model
 
 Flag = bool | np.bool | NDArray[np.bool]
 SPLIT = 512.0  # cached tokens at which half of a long context's further floor is paid [tokens]
+FILLED = 0.8  # share of the GPU's blocks from which FlashAttention 2 splits no cache
 BLOCK = 64.0  # queries of a head that one block of FlashAttention 2 computes over a paged cache
 
 
@@ -206,6 +207,7 @@ def ops(
     shares = stack.kernel(kernel)
     fixed: Number = 0.0
     chain: Number = 0.0
+    idle: Number = 1.0
     size: Number = point.new
     columns: Number = point.tokens * m.heads if point.prefill else m.heads
     own = point.prefill and "prompt" in stack.kernels
@@ -224,6 +226,7 @@ def ops(
         chain = np.maximum(chain, one * np.greater(point.context, 0))
     if not point.prefill and not walked:
         chain = shares.walk * tokens * (m.head_dim / 128)
+        idle = last_wave(deployment, point, shares)
         if shares.padding:
             moved = moved + point.batch * shares.padding * m.kv_width * stored.number
         if shares.split:
@@ -241,7 +244,7 @@ def ops(
         {"hbm": moved},
         size=size,
         columns=columns,
-        slower=head_factor(shares, m.head_dim, m.queries_per_kv),
+        slower=head_factor(shares, m.head_dim, m.queries_per_kv) * idle,
         fixed=fixed,
         chain=chain,
         after=after,
@@ -295,6 +298,39 @@ def _walks(deployment: Deployment, point: Point) -> bool:
     if not deployment.stack.kernel("prompt").walk:
         return False
     return point.prefill or point.beside or float(np.min(point.new)) > 1
+
+
+def last_wave(deployment: Deployment, point: Point, shares: Kernel) -> Number:
+    """Compute how much longer decode attention takes as its last blocks leave the GPU half empty.
+
+    FlashAttention 2 gives each sequence and KV head a block of its own once these fill ``FILLED``
+    of the GPU, and splits caches over more blocks below that [1]_. Several new tokens take one
+    block per query head.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The decoding pass, or arrays of passes.
+    shares
+        Kernel class with the blocks of a multiprocessor.
+
+    Returns
+    -------
+    Number
+        A factor of at least 1.
+
+    References
+    ----------
+    .. [1] Dao-AILab/flash-attention 2, ``num_splits_heuristic`` in csrc/flash_attn/flash_api.cpp.
+    """
+    m, slots = deployment.shard, shares.blocks * deployment.hardware.units
+    if not slots or m.latent:
+        return 1.0
+    each = np.where(np.greater(point.new, 1.0), m.heads * np.ceil(point.new / BLOCK), m.cached_heads)
+    blocks = np.maximum(point.batch * each, 1.0)
+    return np.where(blocks < FILLED * slots, 1.0, np.ceil(blocks / slots) * slots / blocks)
 
 
 def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Number:

@@ -632,6 +632,10 @@ class Kernel:
         Least time per cached token, for kernels in which one block of a head's queries reads a
         whole cache; 0 for kernels that split long caches. Of a product, least time per input where
         blocks go through all inputs; of a scan, per token of a sequence. [s]
+    blocks
+        Blocks of decode attention that a multiprocessor runs at once, for kernels that do not
+        split caches once the blocks, one per sequence and KV head, nearly fill the GPU; 0 for
+        kernels whose work is always spread evenly.
     """
 
     memory: float = 1.0
@@ -654,6 +658,7 @@ class Kernel:
     split: float = 0.0
     host: float = 0.0
     walk: float = 0.0
+    blocks: float = 0.0
 
 
 @frozen

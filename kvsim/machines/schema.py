@@ -571,6 +571,7 @@ KERNEL_NUMBERS = {
     "split_s": ("split", NON_NEGATIVE),
     "unpack_ops": ("unpacking", NON_NEGATIVE),
     "walk_s": ("walk", NON_NEGATIVE),
+    "unit_blocks": ("blocks", NON_NEGATIVE),
 }
 
 CHECKED_KINDS = ("ttft", "tpot", "latency")

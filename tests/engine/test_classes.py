@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.engine.attention import last_wave
 from kvsim.engine.ops import all_reduce, gemm, routed_experts
 from kvsim.engine.roofline import all_ops, seconds, tiled
 from kvsim.engine.timeline import steady_seconds
@@ -22,7 +23,7 @@ from tests.support import scalar
 APART = Kernel(
     memory=0.7, compute=0.6, floor=4e-6, half_size=40.0, half_columns=300.0, added=0.2,
     input_passes=3.0, traffic=5.0, narrow=1.3, wide=0.9, ungrouped=1.2, padding=50.0, split=6e-6,
-    tile=128.0, unpacking=9.0, walk=3e-8,
+    tile=128.0, unpacking=9.0, walk=3e-8, blocks=2.0,
 )  # fmt: skip
 
 
@@ -93,6 +94,16 @@ def test_blocks_of_a_product_go_through_all_inputs() -> None:
     d = replace(d, stack=replace(d.stack, kernels=kernels))
     took = [float(seconds(gemm(d, "x", 1.0, (k, 64)), d)) for k in (4096, 8192, 16_384)]
     assert np.diff(took) == pytest.approx([4096 * 2e-9, 8192 * 2e-9], rel=0.01)
+
+
+def test_the_last_round_of_attention_s_blocks_takes_as_long_as_a_full_one() -> None:
+    d = Deployment(load_model("llama3.1-8b"), load_hardware("a100-80g"), load_stack("hf-fa2"))
+    shares = d.stack.kernel("attention")
+    assert shares.blocks * d.hardware.units == 216  # blocks at once; a sequence has eight
+    points = [decode_point(batch, 900.0, 100.0, 7.0) for batch in (1.0, 21.0, 27.0, 30.0, 402.0)]
+    found = [float(np.max(last_wave(d, point, shares))) for point in points]
+    assert found == pytest.approx([1.0, 1.0, 1.0, 432 / 240, 15 * 216 / 3216])
+    assert last_wave(replace(d, stack=load_stack("vllm")), points[3], Kernel()) == 1.0
 
 
 def test_the_busiest_gpu_has_more_routed_tokens_the_more_gpus_there_are() -> None:

@@ -48,6 +48,16 @@ def test_pyramidkv_puts_the_window_on_top_as_released() -> None:
         parse("pyramidkv:window=below")
 
 
+def test_r_kv_compares_the_keys_of_one_sequence_as_released() -> None:
+    cuts = []
+    for text in ("r-kv", "r-kv:redundancy=first"):
+        step = parse(text).prefill(PLACE, prefill_point(64.0, 4000.0, 100.0))
+        ops = [op for group in step.groups for layer in group.layers for op in layer]
+        cuts.append(next(op.flops for op in ops if op.name == "redundancy"))
+    asked = 2.0 * 128 * 64 * 32 * 8 * 4000  # of the latest eight queries, 32 heads each
+    assert cuts[0] - asked == pytest.approx(64 * (cuts[1] - asked))
+
+
 def test_kvzip_cuts_nothing_before_all_layers_have_repeated_the_prompt() -> None:
     reading = prefill_point(2.0, 4000.0, 100.0)
     kept = parse("kvzip:budget=1000").resident(PLACE, reading)["gpu"]

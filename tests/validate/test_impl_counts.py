@@ -62,6 +62,7 @@ CASES = [
     ("snapkv:budget=12,window=8", 3, 17, 6),
     ("r-kv:kept=6,buffer=4,window=3", 1, 24, 9), ("r-kv:kept=10,buffer=4,window=3", 2, 40, 5),
     ("r-kv:kept=4,buffer=4,window=2", 3, 17, 13),
+    ("r-kv:kept=6,buffer=4,window=3,redundancy=first", 3, 24, 9),
     ("cascade:shared=8", 1, 24, 9), ("cascade:shared=12", 2, 40, 5),
     ("cascade:shared=5", 3, 17, 6),
 ]  # fmt: skip

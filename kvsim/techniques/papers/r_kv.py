@@ -34,6 +34,10 @@ class RKv(Bounded):
     kept: Number = param(1024, "tokens kept after a cut [tokens]", low=1, high=1e7, share=True)
     buffer: int = param(128, "tokens between two cuts [tokens]", low=1, high=1e5)
     window: int = param(8, "latest queries that score tokens [tokens]", low=1, high=1e4)
+    redundancy: str = param(
+        "each", "sequences whose redundancy a cut computes; first: as released in 2025, where the "
+        "redundancy of a batch's first sequence counted for all", choices=("each", "first"),
+    )  # fmt: skip
 
     candidates = ({"kept": Budget((0.125, 0.25, 0.5))},)
 
@@ -67,9 +71,10 @@ class RKv(Bounded):
         cut = (np.asarray(p.length) > self.kept).astype(float) / every
         width = m.k_width / m.cached_heads
         asked = p.batch * m.heads * np.minimum(self.window, tokens) * tokens * cut
-        alike = p.batch * m.cached_heads * tokens**2 * cut
+        compared = p.batch if self.redundancy == "each" else 1.0  # sequences
+        alike = compared * m.cached_heads * tokens**2 * cut
         asking = p.batch * m.heads * width * np.minimum(self.window, tokens)
-        numbers = (2 * p.batch * m.k_width * tokens + asking) * cut
+        numbers = ((p.batch + compared) * m.k_width * tokens + asking) * cut
         moved = ops.FP16_BYTES * numbers + 2 * ops.SCORE * asked + ops.SCORE * alike
         held = ops.kv_bytes(m, p.batch * np.minimum(self.kept, tokens)) * cut
         return [

@@ -29,7 +29,7 @@ class RKv(EvictingCache):
         settings = place.parts.selection
         assert isinstance(settings, Settings)
         self.kept, self.buffer = int(settings.kept), settings.buffer
-        self.window = settings.window
+        self.window, self.redundancy = settings.window, settings.redundancy
         super().__init__(place)
         self.refuse_windows()
         self.refuse_drafts()
@@ -107,14 +107,16 @@ class RKv(EvictingCache):
         with self.counter.op("redundancy") as record:
             seen = (tokens <= asking[..., None])[:, None]
             weights = scores(queries, keys, seen).to(keys.dtype)
-            record.reads(queries, keys, keys, weights, weights)
+            compared = keys if self.redundancy == "each" else keys[:1]
+            record.reads(queries, keys, compared, weights, weights)
             record.writes(weights, weights)
             mean = weights.float().nan_to_num().mean(2)
             mean = F.max_pool1d(mean, POOL, 1, POOL // 2)
             important = mean.view(len(mean), keys.shape[1], -1, mean.shape[2]).amax(2)
-            alike = torch.zeros_like(important)
-            directions = F.normalize(keys.float(), dim=-1).to(keys.dtype) * there[:, None, :, None]
-            per_row = keys.shape[0] * keys.shape[1] * keys.shape[2]
+            alike = torch.zeros_like(important[: len(compared)])
+            unit = F.normalize(compared.float(), dim=-1).to(keys.dtype)
+            directions = unit * there[: len(compared), None, :, None]
+            per_row = compared.shape[0] * keys.shape[1] * keys.shape[2]
             for some in query_ranges(keys.shape[2], per_row, keys.device):
                 cosines = directions[:, :, some] @ directions.mT
                 cosines.masked_fill_(tokens[some, None] == tokens, 0.0)
