@@ -30,7 +30,7 @@ from kvsim.options import Inputs
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 from kvsim.techniques.heads import read_draft_model
-from kvsim.techniques.released import ENGINES, engine_refusal
+from kvsim.techniques.released import ENGINES, ON_LLAMACPP, engine_refusal
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -494,10 +494,13 @@ def build_admission(inputs: Inputs) -> "Admission":
 
     given = inputs.acceptance
     rate, seen_at, accepted = (None, 0, ()) if given is None else read_acceptance(given)
+    engine = _running_engine(inputs)
+    runs = ON_LLAMACPP.get(_typed_engine(inputs), ENGINES.get(engine, ()))
+    lacking = (name for name in ENGINES.get(engine, ()) if name not in runs)
     return Admission(
         only=tuple(inputs.only or ()),
-        without=tuple(inputs.without or ()),
-        engine=_running_engine(inputs),
+        without=(*(inputs.without or ()), *lacking),
+        engine=engine,
         unmeasured=inputs.lossy,
         judges_weights=inputs.weights == ["auto"],
         rate=rate,

@@ -814,6 +814,9 @@ def _hf_cache(s: Served, settings: EngineSettings) -> dict[str, Setting | Mappin
 
 
 LLAMACPP_CACHES = ("q8_0", "q4_0")
+LLAMACPP_DRAFTS = dict.fromkeys(("eagle", "eagle3"), "draft-eagle3")
+LLAMACPP_DRAFTS |= {"draft": "draft-simple", "mtp": "draft-mtp", "dflash": "draft-dflash"}
+LLAMACPP_DRAFTS |= {"ngram": "ngram-simple"}
 LLAMACPP_UBATCH = 512
 """Its default."""
 
@@ -838,7 +841,9 @@ def _llamacpp(s: Served, settings: EngineSettings) -> str:
         settings.add("--flash-attn", "on")
         settings.add("--cache-type-k", stored)
         settings.add("--cache-type-v", stored)
-    _note_technique(s, settings, ("cache",) if stored in LLAMACPP_CACHES else ())
+    _llamacpp_drafts(s, settings)
+    caches = ("cache",) if stored in LLAMACPP_CACHES else ()
+    _note_technique(s, settings, (*caches, *LLAMACPP_DRAFTS))
     if s.terms.keys() & {"fp8", "kivi"}:
         settings.lack("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
@@ -849,6 +854,23 @@ def _llamacpp(s: Served, settings: EngineSettings) -> str:
             f"weights in {s.weights}: convert the model to the GGUF format that is nearest"
         )
     return settings.command("llama-server")
+
+
+def _llamacpp_drafts(s: Served, settings: EngineSettings) -> None:
+    for name in LLAMACPP_DRAFTS.keys() & s.terms.keys():
+        head = "" if name in NO_DRAFT_MODEL else _name_drafter(s, settings, name)
+        if not head and name not in NO_DRAFT_MODEL:
+            continue
+        settings.add("--spec-type", LLAMACPP_DRAFTS[name])
+        if name == "ngram":
+            settings.add("--spec-ngram-simple-size-n", LOOKUP_TOKENS)
+            settings.add("--spec-ngram-simple-size-m", s.drafts)
+            continue
+        settings.add("--spec-draft-n-max", s.drafts)
+        if head:
+            settings.add("--spec-draft-model", "DRAFT.gguf")
+            settings.lack(f"reading safetensors: convert {head} to a GGUF file, DRAFT.gguf")
+        _note_tree(s, settings, name)
 
 
 def _keep_on_host(s: Served, settings: EngineSettings) -> None:

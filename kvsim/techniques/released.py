@@ -18,7 +18,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sglang": ("full", "fp8", "eagle", "eagle2", "eagle3", "dflash", "mtp", "draft", "ngram"),
         "trtllm": ("full", "fp8", "eagle", "eagle3", "mtp", "draft", "ngram"),
         "hf": ("full", "offload", "kivi", "draft", "ngram"),
-        "llamacpp": ("full",),
+        "llamacpp": ("full", "eagle", "eagle3", "dflash", "mtp", "draft", "ngram"),
         "flexgen": ("full", "offload", "flexgen"),
     }
 )
@@ -26,6 +26,10 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 Its own formats of the cache are not listed: a stack that has a kernel for one runs it.
 """
+ON_LLAMACPP: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"ollama": ("full", CACHE), "ktransformers": ("full",)}
+)
+"""What engines run that are built on llama.cpp's kernels; their options have no drafts."""
 
 
 def engine_refusal(engine: str, deployment: Deployment) -> str:
@@ -131,7 +135,9 @@ def runs_at_such_speed(name: str, deployment: Deployment) -> bool:
     Those of llama.cpp, FlexGen or Hugging Face tell nothing of what another engine alone runs.
     """
     family, able = deployment.stack.family, engines_running(name, deployment)
-    own = "llamacpp" if family == "ollama" else family.partition("-")[0]  # vllm-0.8, hf-sdpa
+    if family in ON_LLAMACPP:
+        return set(name.split("+")) <= set(ON_LLAMACPP[family])
+    own = family.partition("-")[0]  # vllm-0.8, hf-sdpa
     return own in able if own in ENGINES and own not in ALIKE else bool(able)
 
 

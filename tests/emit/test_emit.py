@@ -25,15 +25,15 @@ RUN_BY = {
     "offload": {"hf"},
     "turboquant": {"vllm", "k8s", "lmcache"},
     "kivi": {"hf"},
-    "eagle": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
+    "eagle": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "llamacpp"},
     "eagle2": {"sglang"},
-    "eagle3": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
+    "eagle3": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "llamacpp"},
     "p-eagle": {"vllm", "k8s", "lmcache"},
-    "dflash": {"vllm", "k8s", "sglang", "lmcache"},
+    "dflash": {"vllm", "k8s", "sglang", "lmcache", "llamacpp"},
     "suffix": {"vllm", "k8s", "lmcache"},
-    "mtp": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
-    "ngram": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf"},
-    "draft": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf"},
+    "mtp": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "llamacpp"},
+    "ngram": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf", "llamacpp"},
+    "draft": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf", "llamacpp"},
 }
 """Which engines have a setting for a technique; those that are not here have none anywhere."""
 
@@ -389,5 +389,11 @@ def test_llamacpp_is_told_what_stays_in_host_memory() -> None:
     packed = emit("llamacpp", served("cache:format=q8_0"))
     assert "--flash-attn on --cache-type-k q8_0 --cache-type-v q8_0" in packed.line
     assert not any("code of its own" in x for x in packed.missing)
+    mtp = emit("llamacpp", served("mtp:gamma=2,acceptance=0.8", model="Qwen/Qwen3.6-27B")).line
+    assert "--spec-type draft-mtp --spec-draft-n-max 2" in mtp
+    small = emit("llamacpp", served("draft:model=llama3.2-1b,gamma=5,acceptance=0.5"))
+    assert "--spec-type draft-simple --spec-draft-n-max 5 --spec-draft-model" in small.line
+    assert any("Llama-3.2-1B" in x for x in small.missing)
+    assert "ngram-simple-size-m 4" in emit("llamacpp", served("ngram:gamma=4")).line
     stages = emit("llamacpp", served(spread=Parallelism(1, 4)))
     assert "--split-mode layer" in stages.line and not any("--pp" in x for x in stages.missing)

@@ -91,7 +91,9 @@ class Head(Rounds):
         if point.prefill:
             return Step(tuple(groups), (Op("sample", bytes={"hbm": moved}),))
         vocab, rows = self.vocab(deployment), point.batch * chosen
-        logits = ops.gemm(deployment, "draft_head", rows, (m.hidden, vocab), fp16)
+        # a head over the whole vocabulary is the model's own
+        stored = deployment.vocabulary_stored("lm_head") if vocab == m.vocab else fp16
+        logits = ops.gemm(deployment, "draft_head", rows, (m.hidden, vocab), stored)
         moved = moved + ops.FP16_BYTES * rows * (vocab + 2 * m.hidden)
         fixed = deployment.stack.drafts.draft or deployment.stack.time.step
         choice = Op("sample", bytes={"hbm": moved}, fixed=fixed)
