@@ -328,7 +328,8 @@ def last_wave(deployment: Deployment, point: Point, shares: Kernel) -> Number:
     m, slots = deployment.shard, shares.blocks * deployment.hardware.units
     if not slots or m.latent:
         return 1.0
-    each = np.where(np.greater(point.new, 1.0), m.heads * np.ceil(point.new / BLOCK), m.cached_heads)
+    several = m.heads * np.ceil(point.new / BLOCK)
+    each = np.where(np.greater(point.new, 1.0), several, m.cached_heads)
     blocks = np.maximum(point.batch * each, 1.0)
     return np.where(blocks < FILLED * slots, 1.0, np.ceil(blocks / slots) * slots / blocks)
 
