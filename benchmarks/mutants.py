@@ -1,6 +1,6 @@
 """Mutation testing: small changes of the core's arithmetic, and whether the tests notice them.
 
-Usage: python -m benchmarks.mutants [--count N] [--seed N] [--room NAME] [--keep FILE] [--again]
+Usage: python -m benchmarks.mutants [--count N] [--seed N] [--room NAME...] [--keep FILE] [--again]
 [--slow]; by default 300 over all rooms. Every mutant is one change by one of two generators, in
 turns; see tests/robust/mutation/changes.py. The tests are collected once; the first run sees which
 functions each of them calls, so that a mutant meets only tests that run it, the quickest first, in
@@ -31,8 +31,10 @@ OUTPUT = ROOT / "build" / "mutants"
 
 def quick_tests(folder: str, *slow: str) -> tuple[str, ...]:
     """Return the test files of a folder but for those that take too long to be traced."""
-    files = sorted((ROOT / folder).glob("test_*.py"))
-    return tuple(f"{folder}/{p.name}" for p in files if p.stem.removeprefix("test_") not in slow)
+    files = {path.stem.removeprefix("test_") for path in (ROOT / folder).glob("test_*.py")}
+    if not files.issuperset(slow):
+        raise ValueError(f"{folder}: no tests of {', '.join(sorted(set(slow) - files))}")
+    return tuple(f"{folder}/test_{name}.py" for name in sorted(files.difference(slow)))
 
 
 FROZEN = "tests/frozen/test_frozen.py"
@@ -45,11 +47,8 @@ CORE = (
 )
 PLANS = (
     FROZEN,
-    *quick_tests(
-        "tests/planner", "alike", "fleet_offers", "fleet_play", "fleet_sessions", "mix_memory",
-        "plan_trace", "planner", "programme", "reasons", "schedules", "surer",
-    ),
-)  # fmt: skip
+    *quick_tests("tests/planner", "planner"),
+)
 RUNS = (
     FROZEN,
     *quick_tests("tests/serving", "core", "serving", "spread"),
@@ -60,14 +59,17 @@ COMPILER = ("core.py",)
 """Files of the serving room that make machine code of the others, as functions of KINDS do."""
 KINDS = "kinds_of"
 MACHINE_CODE = ("tests/serving/test_core.py",)
-DATA = tuple(
-    test
-    for folder in ("models", "machines", "traces", "quality", "evidence", "emit", "report", "sweep")
-    for test in quick_tests(f"tests/{folder}", "production", "calibrate", "every_page", "pages")
+DATA = (
+    *(t for room in ("models", "machines", "quality") for t in quick_tests(f"tests/{room}")),
+    *quick_tests("tests/traces", "production"),
+    *quick_tests("tests/evidence", "calibrate"),
+    *quick_tests("tests/emit"),
+    *quick_tests("tests/report", "every_page", "pages"),
+    *quick_tests("tests/sweep"),
+    "tests/cli/test_validate_plan.py",
 )
-DATA += ("tests/cli/test_validate_plan.py",)
 """Tests of the rooms of data and of what is shown; few of them take long."""
-FLEETS = (*quick_tests("tests/planner", "planner", "plan_trace", "programme", "surer"), *DATA)
+FLEETS = (*quick_tests("tests/planner", "planner"), *DATA)
 COMMANDS = (
     "tests/test_api.py",
     *quick_tests("tests/cli", "calibrate_machine", "capacity", "capacity_spread", "simulate_files"),
@@ -204,7 +206,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Whether tests notice changed arithmetic.")
     options.add_argument("--count", type=int, default=300, help="mutants")
     options.add_argument("--seed", type=int, default=0, help="of the draw")
-    options.add_argument("--room", default="", choices=["", *ROOMS], help="only this one")
+    options.add_argument("--room", nargs="*", choices=ROOMS, help="only these")
     options.add_argument("--keep", type=Path, help="results are added to this file, and not redone")
     options.add_argument("--again", action="store_true", help="try survivors that were kept again")
     options.add_argument("--slow", action="store_true", help="with slower tests too")
@@ -214,7 +216,7 @@ def main() -> None:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     begin = time.monotonic()
-    chosen = {name: room for name, room in ROOMS.items() if given.room in ("", name)}
+    chosen = {name: room for name, room in ROOMS.items() if name in (given.room or ROOMS)}
     for tests in dict.fromkeys(room[1] for room in chosen.values()):
         some = {name: room for name, room in chosen.items() if room[1] == tests}
         tried_in_a_child(some, given, keep)

@@ -47,10 +47,16 @@ def _another_cpu(monkeypatch: Any) -> None:
     move_inputs(monkeypatch)
 
 
+UNKNOWN = pytest.StashKey[list[str]]()
+"""What tests/support/left_out.py names and no collected file has; a test of the house looks."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests out, and most of those that are alike, unless they are asked for."""
-    from tests.support.left_out import left_out
+    from tests.support.left_out import left_out, unknown_names
 
+    config.stash[UNKNOWN] = unknown_names([item.nodeid for item in items], config.args)
     out = [item for item in items if left_out(item.nodeid, config.args)]
     config.hook.pytest_deselected(items=out)
     gone = set(map(id, out))

@@ -1,6 +1,7 @@
 """What the full run recorded is still there to be run."""
 
 import json
+import re
 import subprocess
 import warnings
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import UNKNOWN
 from tests.full_run import PARTS, RECORD, ROOT, count_passed, main
-from tests.support.left_out import left_out
+from tests.support.left_out import SLOW, left_out, unknown_names
 
 TOO_OLD = 100  # commits since a part was run
 
@@ -51,6 +53,27 @@ def test_passed_tests_are_counted_by_folder(tmp_path: Path) -> None:
     ]  # fmt: skip
     report.write_text(f"<testsuite>{''.join(case.format(*c) for c in cases)}</testsuite>")
     assert count_passed(report) == {"kvsim": 1, "tests": 1, "tests/serving": 2}
+
+
+@pytest.mark.parametrize(
+    "file", [".ci/run", "make.py", "benchmarks/mutants.py", "tests/full_run.py"]
+)
+def test_tests_that_a_script_names_are_there(file: str) -> None:
+    found = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (ROOT / file).read_text())
+    assert found
+    for path, function in found:
+        assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
+def test_tests_that_are_left_out_by_name_are_there(request: pytest.FixtureRequest) -> None:
+    """All of them, where all tests are collected; the cases of this one show how they are found."""
+    if not request.config.getoption("lf", default=False):  # which collects some tests of a file
+        assert request.config.stash[UNKNOWN] == []
+    file, _, _ = SLOW[0].partition("::")
+    others = [name for name in SLOW if name.startswith(f"{file}::")]
+    assert unknown_names([f"{file}::test_other"], ["tests"]) == others
+    assert unknown_names([f"{SLOW[0]}x]"], ["tests"]) == others[1:]
+    assert unknown_names([f"{SLOW[0]}x]"], [SLOW[0]]) == []
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,10 @@
 """What a quick run of the tests leaves out; `make.py test --all` leaves out nothing."""
 
 import os
+from collections.abc import Collection
 from zlib import crc32
+
+from tests.support.places import ROOT
 
 LAUNCHED = (
     "eagle flexgen fp8 gear h2o kcache kvpr magicdec:draft ngram offload pyramidkv quantspec quest "
@@ -81,8 +84,38 @@ SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same 
     "tests/validate/test_kernels_triton.py::test_attention_over_packed": 2,
 }
 
+OTHER_CPUS = (  # what tests/validate/test_any_cpu.py runs as two other processors would
+    "tests/validate/test_impl_packed.py::test_kivi_is_its_algorithm_with_a_residual_that_rolls[kivi-4]",
+    "tests/validate/test_impl_speculation.py::test_quantspec_is_greedy_decoding_of_its_target[4]",
+    "tests/validate/test_impl_eviction.py::test_what_attention_says_is_kept[lengths0-h2o:heavy=9,recent=15-NaiveH2o]",
+    "tests/validate/test_impl_lossless.py::test_kvpr_at_every_split_of_prompts_that_differ[5]",
+    "tests/validate/test_validate_decoder.py::test_logits_and_tokens_are_those_of_transformers[qwen3]",
+)
+
 TURNS = 20
 """Commits of which each runs, in CI, another part of what a quick run leaves out."""
+
+
+def unknown_names(collected: Collection[str], named: list[str]) -> list[str]:
+    """Return the names of this module that no test has any more.
+
+    Parameters
+    ----------
+    collected
+        Names of all collected tests. What a file lacks is seen if it was collected whole.
+    named
+        What the command line asks for, as paths or, with ``::``, single tests of a file.
+    """
+    files = {test.partition("::")[0] for test in collected}
+    in_parts = [argument.partition("::")[0] for argument in named if "::" in argument]
+
+    def is_gone(name: str) -> bool:
+        file = name.partition("::")[0]
+        if file in files and not any(path.endswith(file) for path in in_parts):
+            return not any(test.startswith(name) for test in collected)
+        return not (ROOT / file).is_file()
+
+    return [name for name in (*SLOW, *SAMPLED, *OTHER_CPUS) if is_gone(name)]
 
 
 def left_out(test: str, named: list[str]) -> bool:
