@@ -126,8 +126,19 @@ class Journal(Generic[T]):
         return [item for items in self.done.values() for item in items]
 
     def remove(self) -> None:
-        """Remove the file: what it was kept for is complete."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file: what it was kept for is complete.
+
+        Raises
+        ------
+        InputError
+            If the folder has become unwritable.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise InputError(
+                f"{self.path}: {problem.strerror}; the run is complete, remove this file yourself"
+            ) from None
 
     def read(self, text: bytes) -> int:
         """Take over every finished piece of a file, and tell where the last one ends. [B]"""

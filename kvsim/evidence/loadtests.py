@@ -22,8 +22,9 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
-from kvsim.machines.profiles import load_hardware, number_of, with_numbers
+from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
 from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import prefill_point
 from kvsim.prediction.pool import pool
 from kvsim.techniques import parse
@@ -40,6 +41,8 @@ HOST_PARAMETERS = (
 HOST_TIMES = tuple(p.name for p in HOST_PARAMETERS)
 START_FACTORS = (0.5, 1.5)  # times each first guess: work that is hidden tells nothing of itself
 NOTHING = 1e-12  # [s]
+FASTEST = 0.5  # of the least time per token that the hardware's full rates allow
+SHORT = 16  # tokens of the sequence that this time is of
 
 PRECISIONS = {
     "fp8": ("fp8", "fp8"),
@@ -300,10 +303,9 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
         groups.setdefault((r.device, r.model, r.precision, r.tp), []).append(i)
-    for (device, model, precision, tp), chosen in groups.items():
-        weights, technique = PRECISIONS[precision]
-        d = Deployment(load_model(model), load_hardware(device), bare, weights, tp)
-        here, t = [rows[i] for i in chosen], parse(technique)
+    for (device, *_), chosen in groups.items():
+        here = [rows[i] for i in chosen]
+        t, d = _served(here[0], bare)
         prompt = np.array([r.prompt for r in here])
         generate = np.array([r.generate for r in here])
         batch = np.array([min(r.sequences, max(1.0, np.floor(_room(t, d, r)))) for r in here])
@@ -316,6 +318,43 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         issued[chosen] = issue_seconds(own, reading.groups, prompt)
     asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
     return Kernels(step, prefill, issued, running, asked, generate, stack.time.sync)
+
+
+def _served(row: LoadTest, stack: Stack) -> tuple[Technique, Deployment]:
+    """What a load test was measured on."""
+    weights, technique = PRECISIONS[row.precision]
+    d = Deployment(load_model(row.model), load_hardware(row.device), stack, weights, row.tp)
+    return parse(technique), d
+
+
+def check_possible(
+    where: str, per_token: float, technique: Technique, deployment: Deployment
+) -> None:
+    """Refuse tokens that come faster than the deployment can make them.
+
+    Parameters
+    ----------
+    where
+        What was measured, for the message.
+    per_token
+        Measured time per token. [s]
+    technique, deployment
+        What it is said to have been measured on.
+
+    Raises
+    ------
+    InputError
+        If it is less than half of what one sequence needs at the full rates of the hardware, which
+        caches of a GPU or a few tokens in one message cannot explain.
+    """
+    ideal = replace(deployment, stack=load_stack("ideal"))
+    least = float(Prediction(technique, ideal, np.ones(1), SHORT, SHORT).tpot_s[0])
+    if per_token < FASTEST * least:
+        raise InputError(
+            f"{where}: {1e3 * per_token:.3g} ms per token, where {deployment.hardware.name} needs "
+            f"{1e3 * least:.3g} ms or more for {deployment.model.name}; correct the model, GPU, tp, "
+            f"weights or times"
+        )
 
 
 def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
@@ -380,7 +419,15 @@ def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
     -------
     Fit
         The host times, with infinite errors for those that the rows do not determine.
+
+    Raises
+    ------
+    InputError
+        As ``check_possible``, for each row.
     """
+    slowest_first = sorted(rows, key=lambda row: -row.per_token)
+    for row in {(r.device, r.model, r.precision, r.tp): r for r in slowest_first}.values():
+        check_possible(row.where, row.per_token, *_served(row, stack))
     return _fitted(predict_kernels(rows, stack), rows, _own_host_times(rows, stack))
 
 

@@ -171,7 +171,9 @@ def _result(path: Path, found: Mapping[str, object]) -> _Log:
         prompt, generate, ttft = (
             _number(path, f"{at}, {name}", lists[name][i]) for name in DETAILS[:3]
         )
-        if errors[i] or generate < 1 or ttft <= 0:
+        if ttft < 0:
+            raise InputError(f"{path}, {at}, ttfts: got {ttft:g}; expected seconds, not below 0")
+        if errors[i] or generate < 1 or not ttft:
             continue
         if prompt < 1 or prompt % 1 or generate % 1:
             raise InputError(
@@ -181,7 +183,12 @@ def _result(path: Path, found: Mapping[str, object]) -> _Log:
         gaps = lists["itls"][i]
         if not isinstance(gaps, list):
             raise InputError(f"{path}, {at}, itls: got {str(gaps)[:40]!r}; expected a list of gaps")
-        rest = sum(_number(path, f"{at}, itls", gap) for gap in gaps)
+        numbers = [_number(path, f"{at}, itls", gap) for gap in gaps]
+        if min(numbers, default=0.0) < 0:
+            raise InputError(
+                f"{path}, {at}, itls: got {min(numbers):g}; expected seconds, not below 0"
+            )
+        rest = sum(numbers)
         for key, value in zip(columns, (0.0, prompt, generate, ttft, rest), strict=True):
             columns[key].append(value)
         where.append(at)

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import FAR_OFF
+from kvsim.evidence.loadtests import check_possible
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -207,7 +208,8 @@ def fit_run(
     Raises
     ------
     InputError
-        If there are too few requests to fit to, or to check.
+        If there are too few requests to fit to, or to check, or if half of them had their tokens
+        faster than the hardware can make them.
     """
     total = len(run.requests)
     if not FEWEST_REQUESTS <= count <= total - FEWEST_REQUESTS:
@@ -216,6 +218,11 @@ def fit_run(
             f"{total - FEWEST_REQUESTS}, as {FEWEST_REQUESTS} are needed to fit and "
             f"{FEWEST_REQUESTS} others to check: give a longer run"
         )
+    more = run.requests.generate > 1
+    if more.any():
+        each = (run.last - run.first)[more] / (run.requests.generate[more] - 1)
+        median = float(np.median(each))
+        check_possible("--from-run, half of the requests", median, technique, deployment)
     search = _Search(run, technique, deployment, rules, count)
     terms = list_terms(deployment, technique)
     places, errors, kept, confused = search.settle(terms)
@@ -274,8 +281,6 @@ class _Search:
 
     def residuals(self, terms: Sequence[Move], places: Array) -> Array:
         """Compute by how much predicted times are off, as means over parts of the run.
-
-        A single request's time jumps as it is scheduled otherwise; those of a part hardly do.
 
         A single request's time jumps as it is scheduled otherwise; those of a part hardly do.
 

@@ -112,6 +112,7 @@ def test_what_stands_around_a_table(tmp_path: Path) -> None:
         ({"osl": "-1"}, "line 2, osl: got '-1'"),
         ({"concurrency": "nan"}, "line 2, concurrency: got 'nan'"),
         ({"tpot_ms": "inf"}, "line 2, tpot_ms: got 'inf'"),
+        ({"tpot_ms": "0.4"}, "0.4 ms per token, where h100 needs 4.4"),
         ({"model": "none"}, "unknown model"),
         ({"device": "gpu9"}, "unknown GPU"),
         ({"engine": "theirs"}, "no row of engine 'mine'"),

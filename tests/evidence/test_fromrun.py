@@ -163,6 +163,14 @@ def test_files_that_are_no_logs(tmp_path: Path, text: str, message: str) -> None
         fit_run(run, FULL, deployed({}), Rules(), 6)
 
 
+def test_tokens_faster_than_memory_are_no_run() -> None:
+    run = play({}, 1.0, 3, 0.0)
+    tenth = replace(run, last=run.first + (run.last - run.first) / 10)
+    said = r"half of the requests: 0\.\d+ ms per token, where h100 needs 4\.\d+ ms or more"
+    with pytest.raises(InputError, match=said):
+        fit_run(tenth, FULL, deployed({}), Rules(), 100)
+
+
 def test_ratios_of_times_are_1_where_there_is_no_second_token() -> None:
     requests = Requests(np.zeros(3), np.full(3, 9), np.array([1, 2, 5]))
     run = MeasuredRun(requests, np.array([1.0, 1.0, 1.0]), np.array([1.0, 1.5, 3.0]))

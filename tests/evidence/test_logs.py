@@ -73,6 +73,8 @@ def test_what_simulate_wrote_gives_its_times_back(tmp_path: Path) -> None:
         (result(start_times=None), "2 requests a second, but no start_times"),
         (result(ttfts=[0.1, "x", 0.1, 0.1]), "request 2, ttfts: got 'x'; expected a number"),
         (result(itls=[0.1, [], [], []]), "request 1, itls: got '0.1'; expected a list"),
+        (result(ttfts=[0.1, -0.2, 0.1, 0.1]), "request 2, ttfts: got -0.2; expected seconds"),
+        (result(itls=[[0.1, -0.01], [], [], []]), "request 1, itls: got -0.01; expected seconds"),
         (result() + "\n" + result(), "results of 2 runs"),
         ("PAR1 and no more", "no file of kvsim simulate --out"),
     ],
