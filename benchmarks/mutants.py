@@ -38,6 +38,9 @@ def quick_tests(folder: str, *slow: str) -> tuple[str, ...]:
 
 
 FROZEN = "tests/frozen/test_frozen.py"
+SLOW_ANSWERS = r"test_frozen\.py::.*\[(plans|simulations|capacity|reproduced|runs)/"
+SLOW_RUNS = r"test_frozen\.py::.*\[(passes|runs|programmes)/"
+"""Frozen answers that tests of a room leave out: of whole commands, and what commands rest on."""
 CORE = (
     FROZEN,
     *quick_tests("tests/techniques", "compositions", "contract", "one_paper", "shares"),
@@ -71,8 +74,10 @@ DATA = (
 """Tests of the rooms of data and of what is shown; few of them take long."""
 FLEETS = (*quick_tests("tests/planner", "planner"), *DATA)
 COMMANDS = (
+    FROZEN,
     "tests/test_api.py",
-    *quick_tests("tests/cli", "calibrate_machine", "capacity", "capacity_spread", "simulate_files"),
+    "tests/validate/test_session.py",
+    *quick_tests("tests/cli", "calibrate_machine"),
     *quick_tests("tests/report", "every_page", "explore", "pages"),
     "tests/docs/test_blocks.py",
 )
@@ -180,9 +185,9 @@ def tried_in_a_child(
     tests = dict.fromkeys((*quick, *further) if given.slow else quick)
     calls = OUTPUT / f"{next(iter(rooms))}.calls.json"
     planted = [folder for folder, _, _ in rooms.values()] if waiting or not compiles else []
-    code = pytest.main(
-        [*QUIET, *existing(tests)], plugins=[Session(waiting, calls, write, planted)]
-    )
+    left_out = SLOW_RUNS if quick is COMMANDS else SLOW_ANSWERS
+    session = Session(waiting, calls, write, planted, left_out)
+    code = pytest.main([*QUIET, *existing(tests)], plugins=[session])
     sys.exit(int(code))
 
 

@@ -220,9 +220,9 @@ def fit_run(
         )
     more = run.requests.generate > 1
     if more.any():
-        each = (run.last - run.first)[more] / (run.requests.generate[more] - 1)
-        median = float(np.median(each))
-        check_possible("--from-run, half of the requests", median, technique, deployment)
+        gaps = (run.last - run.first)[more] / (run.requests.generate[more] - 1)
+        per_token = float(np.median(gaps))
+        check_possible("--from-run, half of the requests", per_token, technique, deployment)
     search = _Search(run, technique, deployment, rules, count)
     terms = list_terms(deployment, technique)
     places, errors, kept, confused = search.settle(terms)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ from kvsim.sweeps.workers import (
 )
 from kvsim.techniques import parse
 from tests.support.commands import check, line, run
+from tests.support.envelope import answer_in
 
 SPEC = """
 kind = "predict"
@@ -173,32 +175,55 @@ def test_resume_computes_only_what_is_missing(
     check(line("sweep", place, "--out", str(out), "--resume"), "another sweep")
 
 
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [
-        (
-            'kind = "simulate"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s"]\n'
-            'technique = ["full", "h2o"]\ntrace = "sample:chat"\nrate = [0.5]\n',
-            "ttft_p99_s",
-        ),
-        (
-            'kind = "plan"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s", "t4"]\nprompt = 1024\n'
-            "generate = 32\n",
-            "tpot_s",
-        ),
-        (
-            'kind = "capacity"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s", "l40s+l4"]\n'
-            'trace = "sample:chat"\n',
-            "usd_per_hour",
-        ),
-    ],
-)
-def test_other_kinds(text: str, column: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("sweep", str(spec_of(tmp_path, text)), "--out", str(out)).code == 0
-    table = pq.read_table(out).to_pandas()
-    assert len(table) == 2
-    assert (table[column].notna() | (table.reason != "")).all()
+SPREADS = " ".join(f"{name}_{part}_s" for name in ("ttft", "tpot") for part in ("p50", "p99"))
+COMMANDS: dict[str, tuple[dict[str, str | float], str, str]] = {
+    "simulate": (
+        {"model": "llama3-8b", "gpu": "l40s", "technique": "full", "trace": "sample:chat",
+         "rate": 0.5, "tp": 2, "replicas": 2},
+        "--rate 0.5x --ttft 2s --tpot 100ms",
+        f"finished refused {SPREADS} latency_p99_s good_share goodput_per_s output_tok_s "
+        "busy_share kv_peak_share prefix_hit_share preemptions usd",
+    ),
+    "plan": (
+        {"model": "llama3-8b", "gpu": "l40s", "prompt": 1024, "generate": 32, "tp": 2},
+        "--offline --ttft 10s --tpot 100ms",
+        "batch ttft_s tpot_s output_tok_s gpu_bytes host_bytes usd_per_million_tokens",
+    ),
+    "capacity": (
+        {"model": "llama3.1-70b", "gpu": "h100", "trace": "sample:chat"},
+        f"--rate 1x --ttft 2s --tpot 100ms --price h100={load_hardware('h100').price}",
+        "replicas gpus usd_per_hour ttft_s tpot_s likelihood",
+    ),
+}  # fmt: skip
+"""Of a kind, the axes of a grid of one point, the options that are its defaults, and results."""
+
+
+def figure(answer: dict[str, Any], name: str) -> object:
+    """A result of a command by the name of a sweep's column."""
+    if answer["command"].startswith("kvsim plan"):
+        return answer["predicted"][name]
+    answer |= {"replicas": sum(x["replicas"] for x in answer.get("fleet", ()))}
+    answer |= {"likelihood": answer.get("certainty", {}).get("both_met")}
+    if "fleet" in answer and name in ("ttft_s", "tpot_s"):
+        return answer["simulated"][name]["at_target"]
+    spread, _, part = name.removesuffix("_s").rpartition("_p")
+    return answer[f"{spread}_s"][f"p{part}"] if part.isdigit() else answer[name]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_row_is_what_the_command_says(kind: str, tmp_path: Path) -> None:
+    axes, defaults, names = COMMANDS[kind]
+    grid = "".join(f"{name} = {[value]!r}\n" for name, value in axes.items())
+    place, out = spec_of(tmp_path, f'kind = "{kind}"\n[grid]\n{grid}'), tmp_path / "out"
+    assert run("sweep", str(place), "--out", str(out)).code == 0
+    (row,) = pq.read_table(out).to_pylist()
+    options = {"--gpus" if (kind, k) == ("capacity", "gpu") else f"--{k}": v
+               for k, v in axes.items() if k != "rate"}  # fmt: skip
+    words = [word for pair in options.items() for word in map(str, pair)]
+    answer = answer_in(run(kind, *words, *defaults.split(), "--json").out)
+    said = {name: figure(answer, name) for name in names.split()}
+    assert {name: row[name] for name in said} == pytest.approx(said, rel=1e-9)
+    assert row["reason"] == ""
 
 
 @pytest.mark.parametrize(
