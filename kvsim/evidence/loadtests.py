@@ -352,8 +352,8 @@ def check_possible(
     if per_token < FASTEST * least:
         raise InputError(
             f"{where}: {1e3 * per_token:.3g} ms per token, where {deployment.hardware.name} needs "
-            f"{1e3 * least:.3g} ms or more for {deployment.model.name}; correct the model, GPU, tp, "
-            f"weights or times"
+            f"{1e3 * least:.3g} ms or more for {deployment.model.name}; correct the model, GPU, "
+            f"tp, weights or times"
         )
 
 
