@@ -340,9 +340,7 @@ def _select_rows(rows: Sequence[Row]) -> list[Row]:
     return chosen[:MAX_DRAWN_ROWS]
 
 
-def draw_break_evens(
-    found: Sequence[Prediction], full: Technique, axes: Sequence[str] = tuple(BREAK_EVENS)
-) -> list[Chart]:
+def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart]:
     """Draw decoding speed over full KV's along every axis on which a technique has a curve.
 
     Parameters
@@ -351,8 +349,6 @@ def draw_break_evens(
         Predictions; full KV and those that decode nothing are skipped.
     full
         Full KV, which they are compared with.
-    axes
-        Keys of ``BREAK_EVENS`` that are drawn.
     """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [technique_fields(p.technique) for p in others]
@@ -361,10 +357,10 @@ def draw_break_evens(
         for name, p in zip(distinct_names(rows), others, strict=True)
     ]
     drawn = []
-    for axis in axes:
+    for axis, title in BREAK_EVENS.items():
         here = [(n, t, b) for n, t, every in lines for b in every if b.axis == axis]
         if here:
-            told = _break_even_title(BREAK_EVENS[axis], axis, others[0], here)
+            told = _break_even_title(title, axis, others[0], here)
             drawn.append(_draw_break_even(told, axis, here))
     return drawn
 

@@ -1,4 +1,4 @@
-"""The pictures of a plan: the map of techniques, one round, roofline, memory, winners, prices."""
+"""Charts of a plan: throughput against latency, one round, memory, break-evens and gains."""
 
 from collections.abc import Set
 from math import isfinite, log10
@@ -12,14 +12,10 @@ from kvsim.report import evidence, units
 from kvsim.report.charts import draw_break_evens, draw_memory, draw_round
 from kvsim.report.colours import PALETTE, mark
 from kvsim.report.names import label
-from kvsim.report.phrases import EQUAL_SPEED
 from kvsim.report.pictures import GREY, Chart, draw_bars
 from kvsim.report.predict import prediction
-from kvsim.techniques import parse
-from kvsim.techniques.technique import Technique
 
 MAX_OPTIONS = 9  # options of a technique on the map
-MAP_STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
 MAX_MEMORY = 3  # techniques whose memory is drawn
 LATER = "legendonly"  # what is drawn once its name is clicked
 MIN_DRAWN_GAIN = 5e-4  # smallest gain that is drawn
@@ -44,15 +40,14 @@ def draw_plan(plan: ChosenPlan) -> list[Chart]:
         *draw_memory([prediction(other) for other in compared[:MAX_MEMORY]], p.deployment),
     ]
     if p.generate > 1:
-        drawn += [*draw_round(p, name)[:1], _draw_winners(plan)]  # predict has the roofline
+        drawn += draw_round(p, name)[:1]  # predict has the roofline
         if plan.baseline is not None:
             rivals = [
                 _predict_at_batch(p, other)
                 for other in compared
                 if other is not plan.baseline and other.technique.uniform
             ]
-            axes = "link", "acceptance"  # the winners show batch and prompt
-            drawn += draw_break_evens(rivals, plan.baseline.technique, axes)
+            drawn += draw_break_evens(rivals, plan.baseline.technique)
     ranked = sorted(plan.prices.items(), key=lambda price: price[1])
     if gains := {what: 100 * gain for what, gain in ranked if gain > MIN_DRAWN_GAIN}:
         drawn.append(draw_bars(f"What would improve {plan.objective}", gains, "%"))
@@ -125,58 +120,6 @@ def _pareto_front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]
             best = columns["throughput"][row]
             kept.append(int(row))
     return kept
-
-
-def _draw_winners(plan: ChosenPlan) -> Chart:
-    """The technique that decodes fastest at other batches and prompts, of those compared here.
-
-    Full KV where no other is faster by more than the known error, as plans choose.
-    """
-    p = plan.choice
-    some = [p, *(a.prediction for a in plan.alternatives if a.allowed)]
-    techniques = {"full": parse("full")} | {o.technique.name: o.technique for o in some}
-    full = techniques["full"]
-    known = {n: max(plan.question.between(t, full), EQUAL_SPEED) for n, t in techniques.items()}
-    scale = 2.0 ** np.arange(-(MAP_STEPS // 2), MAP_STEPS // 2 + 1)
-    longest = max(p.prompt, p.deployment.model.max_context - p.generate)
-    prompts = np.unique(np.clip(np.round(p.prompt * scale), 1, longest))
-    won: dict[str, list[tuple[str, str]]] = {}
-    for prompt in map(int, prompts):
-        speeds = {name: _speeds(p, t, prompt) for name, t in techniques.items()}
-        for i, batch in enumerate(_batches(p, 1)):
-            best = max(speeds, key=lambda name: float(speeds[name][i]))
-            if speeds["full"][i] * (1 + known[best]) >= speeds[best][i]:
-                best = "full"
-            winner = best if speeds[best][i] > 0 else "nothing fits"
-            won.setdefault(winner, []).append((units.integer(batch), units.integer(prompt)))
-    across, up = (
-        {"type": "category", "categoryorder": "array", "categoryarray": [*map(units.integer, x)]}
-        for x in (_batches(p, 1), prompts)
-    )
-    title = "Fastest technique by batch and prompt"
-    chart = Chart(title, "batch", "prompt [tokens]", 340, xaxis=across, yaxis=up)
-    for name, points in won.items():
-        look = mark(name)
-        marker = {"color": look.colour, "symbol": look.symbol, "size": 22}
-        if name == "nothing fits":
-            marker = {"color": GREY, "symbol": "x-thin-open", "size": 12}
-        hover = f"{name}<br>batch %{{x}}, prompt %{{y}}<extra></extra>"
-        batches, lengths = zip(*points, strict=True)
-        chart.dots(name, batches, lengths, marker, hovertemplate=hover)
-    return chart
-
-
-def _batches(prediction: Prediction, parts: int) -> np.ndarray:
-    scale = 2.0 ** np.arange(-(MAP_STEPS // 2), MAP_STEPS // 2 + 1)
-    wanted = np.unique(np.maximum(1, np.round(float(prediction.batch[0]) * scale)))
-    return np.asarray(np.ceil(wanted / parts) * parts)
-
-
-def _speeds(choice: Prediction, technique: Technique, prompt: int) -> np.ndarray:
-    """Tokens per second of batches that fit, 0 of others. [tokens/s]"""
-    d, generate = choice.deployment, choice.generate
-    p = Prediction(technique, d, _batches(choice, technique.tiles()), prompt, generate, contexts=4)
-    return np.where(p.fits, p.rate_tok_s, 0.0)
 
 
 def draw_service(plan: ServicePlan) -> list[Chart]:
