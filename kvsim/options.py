@@ -519,11 +519,32 @@ def name_keywords(message: str) -> str:
     )
 
 
+TYPES: dict[object, str] = {
+    bool: "bool",
+    int: "int",
+    str: "str",
+    Path: "str or Path",
+    list[int]: "int or list of int",
+    list[str]: "str or list of str",
+    list[Path]: "list of str or Path",
+    list[tuple[object, object]]: "float or list of float",
+    dict[str, float]: "dict of float",
+    float | dict[str, float]: "float or dict of float",
+}
+"""Types of keywords in documentation, by what their parsers return; times are floats or text."""
+
+
 def _parameters(options: Mapping[str, CommandOption], names: Iterable[str]) -> str:
     """The parameters of a function, as its documentation lists them."""
     lines = ["Parameters", "----------"]
     for name in names:
         option = options[name]
-        unit = f" [{option.range.unit}]" if option.range is not None and option.range.unit else ""
-        lines += [name, f"    {name_keywords(option.help)}{unit}"]
+        measure = option.range.unit if option.range is not None else ""
+        unit = f" [{measure}]" if measure and f"[{measure}]" not in option.help else ""
+        kind = TYPES.get(option.parse.__annotations__.get("return"), "float or str")
+        kind = "str or dict" if option.parse is parse_model else kind
+        usual = "" if option.required else ", optional"
+        if option.default not in (None, False, ""):
+            usual = f", default {option.default!r}"
+        lines += [f"{name} : {kind}{usual}", f"    {name_keywords(option.help)}{unit}"]
     return "\n".join(f"    {line}" if line else "" for line in lines)

@@ -154,7 +154,7 @@ def test_every_command_has_a_function_with_its_options() -> None:
         function = getattr(kvsim, name)
         keywords = set(inspect.signature(function).parameters)
         assert keywords == options_of(name).keys() - set(PRESENTED), name
-        assert all(f"\n    {keyword}\n" in function.__doc__ for keyword in keywords), name
+        assert all(f"\n    {keyword} : " in function.__doc__ for keyword in keywords), name
     with pytest.raises(TypeError, match="bach"):
         kvsim.predict(*CASE, bach=1)
 

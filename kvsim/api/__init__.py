@@ -1,7 +1,9 @@
-"""The functions that the command line and Python users call; ``kvsim.options`` has their keywords.
+"""The Python API: every command is a function, with the command's options as keyword arguments.
 
-Every value may be written as on the command line (``prompt="32k"``, ``tpot="50ms"``) or as a
-number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``.
+An argument may be a number or the text that the command line takes (``prompt="32k"``,
+``tpot="50ms"``); where several values are allowed, give a list. The functions return a
+:class:`kvsim.report.result.Result`. They raise :class:`kvsim.errors.InputError` for an invalid
+argument and :class:`kvsim.errors.InfeasibleError` where nothing satisfies the request.
 """
 
 from importlib import import_module
@@ -47,7 +49,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function or an object when it is first asked for."""
+    """Import the module of a public name when the name is first used."""
     for module, names in MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

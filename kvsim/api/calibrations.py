@@ -1,4 +1,4 @@
-"""Machines measured, and stacks fitted to runs and tables that were measured elsewhere."""
+"""``kvsim calibrate``: measure a machine, or fit a software stack to measurements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,17 +60,23 @@ MIN_HELD_OUT = 0.05
 
 @takes_options("calibrate", "out")
 def calibrate(inputs: Inputs) -> Result[Row]:
-    """Measure this machine, or fit a stack to a run or to tables, and write what was found.
+    """Measure this machine, or fit a software stack to measurements, and write the profile.
+
+    Exactly one source is given: ``device`` measures this machine and writes a hardware profile
+    together with a stack; ``from_run`` fits a stack to the request log of a server, ``from_ops`` to
+    measured kernels, and ``from_serving`` to load tests; ``from_bundle`` reads what ``make.py gpu``
+    measured on another machine.
 
     Returns
     -------
     Result
-        The numbers found and their errors.
+        The fitted numbers with standard errors, and the errors of predictions made with them.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
 
     Examples
     --------
@@ -103,26 +109,29 @@ def calibrate_run(
     technique: str = "full",
     **options: object,
 ) -> Result[Row]:
-    """Fit a stack to the request log of a serving run; write it if ``out`` is given.
+    """Fit a software stack to the request log of a server.
 
     Parameters
     ----------
     log
-        The run's log.
+        The log: JSON of a benchmark client, a CSV or JSONL table, or a run that ``kvsim simulate
+        --out`` wrote.
     model, gpu, technique
-        What was served, on which card, and how.
+        The model, the GPU and the technique of the server.
+    out
+        TOML file for the fitted stack; None to write none.
     options
-        Others of ``calibrate``, as ``fit_first`` or ``max_seqs``.
+        Further keywords of :func:`calibrate`, such as ``fit_first`` or ``max_seqs``.
 
     Returns
     -------
     Result
-        Errors before and after the fit, and the numbers that the run determines.
+        Errors of predicted times before and after the fit, and the numbers that the log determines.
 
     Raises
     ------
     InputError
-        For a log that cannot be read, or too few requests.
+        If the log cannot be read or has too few requests.
 
     Examples
     --------
@@ -160,14 +169,14 @@ def _fit_run(inputs: Inputs) -> Result[Row]:
 
 
 def _start(inputs: Inputs) -> str:
-    """The stack that a fit starts from: classes without rows keep its numbers."""
+    """Name the stack that a fit starts from, whose numbers stay where no row determines them."""
 
     engine: str = inputs.engine
     return inputs.stack or (engine if engine in stack_names() else DEFAULT_STACK)
 
 
 def _fit_operators(inputs: Inputs) -> Row:
-    """Fit a stack to measured operators of one engine on one GPU and write it."""
+    """Fit a stack to measured kernels of one engine on one GPU, and write it."""
 
     files, engine, share = inputs.from_ops, inputs.engine, inputs.hold_out
     if 0 < share < MIN_HELD_OUT:
@@ -216,9 +225,9 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
 
 
 def _class_row(found: ClassFit, before: Array) -> Row:
-    """A class's errors on held-out shapes, beside those of the stack as it was.
+    """Compare errors of a kernel class on held-out shapes before and after the fit.
 
-    The fit is refused where it is no better than that; without rows held out that cannot be known.
+    The fit is refused where neither the median nor the 90th percentile of the errors is smaller.
     """
 
     off = errors_of(found)
@@ -241,7 +250,7 @@ def _class_row(found: ClassFit, before: Array) -> Row:
 
 
 def _error_fields(off: Array | None, before: Array) -> Row:
-    """Errors that are held out, if any are, and those of the stack as it was."""
+    """Median and 90th percentile of relative errors, held out and before the fit."""
 
     return {
         f"{part}_{name}": None if errors is None else float(np.quantile(errors, q))
@@ -251,7 +260,7 @@ def _error_fields(off: Array | None, before: Array) -> Row:
 
 
 def _number_rows(fit: Fit) -> Row:
-    """Fitted numbers, their standard errors, and whether the rows determine them."""
+    """Return fitted numbers, standard errors, and whether the rows determine them."""
 
     return {
         key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
@@ -260,7 +269,7 @@ def _number_rows(fit: Fit) -> Row:
 
 
 def _fit_load_tests(inputs: Inputs) -> Row:
-    """Fit an engine's host times to a table of load tests and write the stack."""
+    """Fit an engine's host times to a table of load tests, and write the stack."""
 
     path, engine, out = inputs.from_serving, inputs.engine, inputs.out
     check_target(out, "--out", (".toml",))
@@ -307,7 +316,7 @@ def _percents(off: Array) -> str:
 
 
 def _measure_machine(inputs: Inputs) -> Result[Row]:
-    """Measure a device, and fit its profile and the stack beside it."""
+    """Measure a device, and write its hardware profile and stack."""
     device, out, quick = inputs.device, inputs.out, inputs.quick
 
     check_place(out)
@@ -345,7 +354,7 @@ def _measure_machine(inputs: Inputs) -> Result[Row]:
 
 
 def _fit_bundle(inputs: Inputs) -> Result[Row]:
-    """Fit a profile and a stack to what a session has measured on another machine."""
+    """Fit a profile and a stack to what ``make.py gpu`` measured on another machine."""
 
     bundle, out = inputs.from_bundle, inputs.out
     check_place(out)
@@ -370,17 +379,17 @@ def _fit_bundle(inputs: Inputs) -> Result[Row]:
 
 
 def fit_session(state: SessionState) -> "FittedMachine | None":
-    """Fit the samples of a session anew, as these are what it has measured.
+    """Fit a hardware profile and a stack to the samples of a ``make.py gpu`` session.
 
     Parameters
     ----------
     state
-        What the session has found. Its profile and stack are replaced.
+        The session's folder. Its profile and stack are replaced.
 
     Returns
     -------
     FittedMachine or None
-        None where there is no calibration, or a full bundle has left its samples out.
+        None if the session has no calibration samples.
     """
 
     facts, profile = state.read("facts"), profile_of(state)
@@ -403,7 +412,7 @@ def fit_session(state: SessionState) -> "FittedMachine | None":
 
 @frozen
 class FittedMachine:
-    """A profile and a stack that have been written, and the fit that they hold."""
+    """A fitted hardware profile and stack, which have been written to files."""
 
     out: Path
     machine: Machine
@@ -414,7 +423,7 @@ class FittedMachine:
     day: str
 
     def result(self, inputs: Inputs) -> Result[Row]:
-        """Tell what was found."""
+        """Make the answer of ``kvsim calibrate``."""
 
         one = self.machine
         sheet = find_datasheet(one.name, one.gpu_memory) if self.on_gpu else None
@@ -432,7 +441,7 @@ def _fit_machine(
     on_gpu: bool,
     day: str,
 ) -> FittedMachine:
-    """Fit a profile and a stack to samples, and write both."""
+    """Fit a hardware profile and a stack to samples, and write both files."""
 
     fit = fit_samples(samples)
     with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
@@ -444,49 +453,49 @@ def _fit_machine(
 
 
 def stack_path(profile: Path) -> Path:
-    """Return the path of the stack that is calibrated together with a profile.
+    """Return the path of the stack file that belongs to a hardware profile.
 
     Parameters
     ----------
     profile
-        The profile's file.
+        Path of the profile, such as ``mine.toml``.
 
     Returns
     -------
     Path
-        The stack's file, beside it.
+        Path in the same folder, such as ``mine.stack.toml``.
     """
     return profile.with_suffix(".stack.toml")
 
 
 def written_files(profile: Path) -> tuple[Path, Path, Path]:
-    """Name the files of a calibration.
+    """Return the paths of all files that a calibration writes.
 
     Parameters
     ----------
     profile
-        Where the hardware profile is written.
+        Path of the hardware profile.
 
     Returns
     -------
     tuple of Path
-        The profile, and beside it the stack and the samples.
+        The profile, the stack and the samples, in the same folder.
     """
     return profile, stack_path(profile), profile.with_suffix(".samples.jsonl")
 
 
 def check_place(out: Path) -> None:
-    """Refuse a place that no profile could be written to, before anything is measured.
+    """Check, before anything is measured, that the files of a calibration can be written.
 
     Parameters
     ----------
     out
-        The profile's file; the stack and the samples are written beside it.
+        Path of the hardware profile.
 
     Raises
     ------
     InputError
-        Saying what is in the way.
+        If a file cannot be written, saying why.
     """
     check_target(out, "--out", (".toml",))
     for beside in written_files(out)[1:]:
@@ -494,19 +503,19 @@ def check_place(out: Path) -> None:
 
 
 def check_same(out: Path, device: str) -> None:
-    """Refuse to replace the profile of another device.
+    """Check that an existing profile, which would be replaced, is of the same device.
 
     Parameters
     ----------
     out
-        The profile's file.
+        Path of the hardware profile.
     device
         Name of the device to be measured.
 
     Raises
     ------
     InputError
-        If there is one, or something that is no profile.
+        If the file is a profile of another device, or no profile.
     """
 
     if out.exists():

@@ -1,4 +1,4 @@
-"""What a command takes, known from its requests before it plays them."""
+"""Estimates of the time and memory that a command needs, made before it starts."""
 
 from kvsim.console import on_command_line, print_note
 from kvsim.errors import InputError
@@ -15,30 +15,30 @@ UNASKED = 600.0, 8e9
 
 @frozen
 class CommandCost:
-    """Time and memory of a command on one processor core.
+    """Cost model of a command on one processor core, in time and memory.
 
     Attributes
     ----------
     free
-        Requests up to which nothing needs ``--yes``.
+        Number of requests up to which ``--yes`` is never required.
     fixed
-        Time of each deployment or run before it is played. [s]
+        Time per deployment or run, before its simulation. [s]
     each
-        Time of each request that is played. [s]
+        Time per simulated request. [s]
     each_pass
-        Time of each pass that reads prompts, where a small token budget makes them many. [s]
+        Time per prefill pass; it matters where a small token budget causes many passes. [s]
     begins
         Time before the first deployment or run. [s]
     memory
-        Of the program. [B]
+        Memory of the program itself. [B]
     kept
-        Of each deployment or run. [B]
+        Memory per deployment or run. [B]
     held
-        Of each request that is played, for each deployment or run. [B]
+        Memory per simulated request, for each deployment or run. [B]
     kept_token
-        Of each token of the longest request, for each deployment or run. [B]
+        Memory per token of the longest request, for each deployment or run. [B]
     plays_all
-        Whether the requests are played on each deployment; where many are compared, few are played.
+        Whether every deployment or run is simulated; ``plan`` simulates only a few candidates.
     """
 
     free: int
@@ -84,29 +84,29 @@ def announce_cost(
     more: float = 0,
     longest: int = 0,
 ) -> None:
-    """Print what a command will take if that is much, before it begins.
+    """Print the expected time and memory of a command if they are large.
 
     Parameters
     ----------
     inputs
         The options of the command.
     requests
-        Requests that it plays.
+        Number of requests to simulate.
     runs
-        Deployments, or techniques and values, that it plays them on.
+        Number of deployments, or of techniques and settings, that they are simulated with.
     work
-        Requests without prefix blocks that take as long to play; 0: as many.
+        Equivalent number of requests without prefix reuse, which are faster; 0 if the same.
     passes
-        Passes that read their prompts.
+        Number of prefill passes, if a small token budget determines it.
     more
-        Further time. [s]
+        Additional time. [s]
     longest
-        The longest request. [tokens]
+        Length of the longest request. [tokens]
 
     Raises
     ------
     InputError
-        If it is more than anyone would want unasked, and ``--yes`` is not given.
+        If the command would take more than ten minutes or 8 GB and ``--yes`` is not given.
     """
     cost = COMMAND_COSTS[inputs.command]
     plays = runs if cost.plays_all else 1
@@ -128,13 +128,13 @@ def announce_cost(
 
 
 def count_passes(requests: Requests, max_tokens: int | None) -> float:
-    """Count the passes that read prompts where the user gave the token budget of a pass.
+    """Count the prefill passes that a given token budget per pass leads to.
 
     Parameters
     ----------
     requests
         The requests.
     max_tokens
-        The budget; None for an engine's own, with which passes take no further time here. [tokens]
+        The budget; None for the engine's own, which adds no noticeable time. [tokens]
     """
     return float(requests.prompt.sum()) / max_tokens if max_tokens else 0.0

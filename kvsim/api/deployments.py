@@ -1,4 +1,4 @@
-"""Build deployments and techniques from the options of a command."""
+"""Build deployments, and the techniques that a plan may use, from the options of a command."""
 
 import re
 from bisect import bisect_left
@@ -56,19 +56,24 @@ OLLAMA_FORMAT = "q4_k_m"
 
 
 def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
-    """Build the deployment that the options describe: a model on hardware with a stack.
+    """Build the deployment that the options describe: model, hardware, stack and parallelism.
 
     Parameters
     ----------
     inputs
         The options of a command.
     **instead
-        Values that stand in for those of the inputs, as ``gpu`` or ``tp``.
+        Values that replace options, such as ``gpu`` or ``tp``, where several are compared.
 
     Returns
     -------
     Deployment
-        The model, hardware and stack.
+        The deployment.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown, or the model cannot be split or stored as described.
     """
 
     def value(name: str, usual: object) -> Any:
@@ -103,7 +108,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
 
 
 def _published_format(model: Model, weights: str) -> str:
-    """The format that is meant: ``fp8`` of a mixture published in blocks of fp8 is that."""
+    """Replace ``fp8`` by block-scaled fp8 where the model is published in that format."""
     found = model.fp8_format
     if weights.lower() != "fp8" or found == "fp8":
         return weights
@@ -112,13 +117,18 @@ def _published_format(model: Model, weights: str) -> str:
 
 
 def name_stack(inputs: Inputs) -> str:
-    """Name the software stack that predicts.
+    """Name the software stack whose times are predicted.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command.
 
     Returns
     -------
     str
-        That of ``--stack``; without it the engine of ``--engine``; without that, llama.cpp if one
-        of its own options is given.
+        The stack of ``--stack``; else that of ``--engine``; else ``llamacpp`` if an option that
+        only llama.cpp has is given; else the default.
     """
 
     given, engine = inputs.given, _typed_engine(inputs)
@@ -130,25 +140,25 @@ def name_stack(inputs: Inputs) -> str:
 
 
 def _typed_engine(inputs: Inputs) -> str:
-    """The engine of ``--engine`` as kvsim spells it; empty where none is named."""
+    """The engine of ``--engine`` in kvsim's spelling; empty if none is given."""
     engine = spell_engine(str(getattr(inputs, "engine", None) or ""))
     return "hf" if engine == "hf-sdpa" else engine  # the stack that stands for transformers
 
 
 def _running_engine(inputs: Inputs) -> str:
-    """The engine of ``--engine`` as techniques and layouts know it: Ollama runs llama.cpp."""
+    """The engine of ``--engine`` that runs techniques: ``llamacpp`` for Ollama."""
     engine = _typed_engine(inputs)
     return "llamacpp" if engine == "ollama" else engine
 
 
 def _is_ollama_tag(tag: str) -> bool:
-    """Whether a name is an Ollama tag without a format."""
+    """Whether a model name is an Ollama tag that states no weight format."""
 
     return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag))
 
 
 def _in_passes(stack: Stack, inputs: Inputs) -> Stack:
-    """A stack that reads prompts in passes of ``--ubatch-size`` tokens, if that is given."""
+    """Set the prompt tokens per pass of a stack to ``--ubatch-size``, if that is given."""
     each = getattr(inputs, "ubatch_size", None)
     if each is None:
         return stack
@@ -161,7 +171,7 @@ def _in_passes(stack: Stack, inputs: Inputs) -> Stack:
 
 
 def _in_host(hardware: Hardware, inputs: Inputs) -> Hardware:
-    """A card in the host that the options describe."""
+    """Put a GPU into the host that ``--host`` and ``--host-bandwidth`` describe."""
 
     name, rate = getattr(inputs, "host", None), getattr(inputs, "host_bandwidth", None)
     found = hardware if name is None else with_host(hardware, name)
@@ -172,19 +182,19 @@ def _in_host(hardware: Hardware, inputs: Inputs) -> Hardware:
 
 
 def refuse_idle_drive(inputs: Inputs, techniques: Sequence[Technique]) -> None:
-    """Refuse a drive that nothing is kept on.
+    """Reject ``--disk`` if no technique stores anything on a drive.
 
     Parameters
     ----------
     inputs
-        The options of a command, with ``disk``.
+        The options of a command that has ``disk``.
     techniques
-        What is asked about.
+        The techniques to run.
 
     Raises
     ------
     InputError
-        If none of them keeps a share of anything there.
+        If ``disk`` is given and none of them uses it.
     """
     if inputs.disk is not None and not any(t.fills_drive for t in techniques):
         raise InputError(
@@ -194,19 +204,25 @@ def refuse_idle_drive(inputs: Inputs, techniques: Sequence[Technique]) -> None:
 
 
 def host_layers(inputs: Inputs, model: Model) -> HostLayers:
-    """Find the layers that the options keep in host memory.
+    """Determine the layers and experts that the options keep in host memory.
 
     Parameters
     ----------
     inputs
-        The options of a command.
+        The options of a command: ``n_cpu_moe``, ``n_gpu_layers``, ``override_tensor`` and
+        ``host_weights``.
     model
         The model.
+
+    Returns
+    -------
+    HostLayers
+        Indices of the layers whose experts, MLPs or whole weights are in host memory.
 
     Raises
     ------
     InputError
-        For experts of a model without any, and for tensors that no layer has.
+        If the model has no experts, or a pattern matches no tensor.
     """
 
     experts = getattr(inputs, "n_cpu_moe", None)
@@ -225,7 +241,7 @@ def host_layers(inputs: Inputs, model: Model) -> HostLayers:
 
 
 def _overridden(found: HostLayers, patterns: str, model: Model) -> HostLayers:
-    """Layers whose experts, or whole MLPs, match patterns of llama.cpp's --override-tensor."""
+    """Add the layers whose experts or MLPs match patterns of ``--override-tensor``."""
     experts, mlps = set(found.experts), set(found.mlps)
     for item in patterns.split(","):
         pattern, _, where = item.rpartition("=")
@@ -255,13 +271,7 @@ def _overridden(found: HostLayers, patterns: str, model: Model) -> HostLayers:
 
 
 def _with_room(deployment: Deployment) -> Deployment:
-    """A deployment whose weights in host memory fit there.
-
-    Raises
-    ------
-    InputError
-        If they do not.
-    """
+    """Return the deployment after checking that its host weights fit in host memory."""
 
     if not deployment.host:
         return deployment
@@ -282,23 +292,28 @@ def keep_fewest(
     sizes: Sequence[int],
     room: float | None = None,
 ) -> Deployment:
-    """Keep the experts of as few layers in host memory as let the rest fit on the GPU.
+    """Move the experts of as few layers as possible to host memory, so that the rest fits.
 
     Parameters
     ----------
     deployment
-        The deployment, with experts of any layers there.
+        The deployment; experts that it keeps on the host already are ignored.
     technique
-        What it runs.
+        The technique, whose cache takes GPU memory as well.
     sizes
-        Batch [sequences], prompt and generated tokens of each.
+        Batch size [sequences], prompt and generated length [tokens].
     room
-        GPU memory to fit in; a share of the card's if not given. [B]
+        Usable GPU memory; by default 95 % of the card's. [B]
+
+    Returns
+    -------
+    Deployment
+        The deployment with those experts in host memory.
 
     Raises
     ------
     InputError
-        If even all experts there leave too much for the GPU.
+        If it does not fit even with all experts in host memory.
     """
 
     batch, prompt, generate = sizes
@@ -323,11 +338,11 @@ def keep_fewest(
 def keep_where_needed(
     inputs: Inputs, deployment: Deployment, longest: tuple[int, int], room: float
 ) -> Deployment:
-    """Keep experts in host memory if the model does not fit on the GPU without.
+    """Move experts to host memory if the model does not fit on the GPU otherwise.
 
-    Done where the engine's CPU multiplies by weights there, unless the options say themselves what
-    stays in host memory. Prompts are then read in passes as large as the engine's logical batch,
-    as the experts are copied once for each pass, unless ``--ubatch-size`` is given.
+    This applies to engines whose CPU computes experts (llama.cpp), unless options already say what
+    stays in host memory. Prompts are then read in larger passes, as experts are copied once per
+    pass, unless ``--ubatch-size`` is given.
 
     Parameters
     ----------
@@ -336,14 +351,19 @@ def keep_where_needed(
     deployment
         The deployment that they describe.
     longest
-        Prompt and generated tokens of the longest sequence, one of which must fit. [tokens]
+        Prompt and generated length of the longest request, one of which must fit. [tokens]
     room
-        GPU memory to fit in. [B]
+        Usable GPU memory. [B]
+
+    Returns
+    -------
+    Deployment
+        The deployment, changed only if needed.
 
     Raises
     ------
     InputError
-        If ``--n-cpu-moe auto`` is given and no number of layers helps.
+        If ``--n-cpu-moe auto`` is given and moving all experts is not enough.
     """
 
     asked = getattr(inputs, "n_cpu_moe", None)
@@ -363,17 +383,17 @@ def keep_where_needed(
 
 
 def refuse_other_format(inputs: Inputs) -> None:
-    """Refuse weights in another format than the model's name states, as of an AWQ checkpoint.
+    """Reject ``--weights`` that contradict the format in the model's name, such as ``-AWQ``.
 
     Parameters
     ----------
     inputs
-        Options of the command: ``model``, and ``weights`` where they were given.
+        The options of a command that has ``model`` and ``weights``.
 
     Raises
     ------
     InputError
-        With both spellings that would work.
+        If they differ, with two command lines that would work.
     """
 
     given = inputs.given.get("weights")
@@ -392,24 +412,22 @@ def refuse_other_format(inputs: Inputs) -> None:
 
 
 def build_deployments(inputs: Inputs) -> list[Deployment]:
-    """Build every combination that a plan compares.
-
-    Wide weights, few GPUs and cards as given come first.
+    """Build every combination of GPU, weight format and parallelism that a plan compares.
 
     Parameters
     ----------
     inputs
-        The options of a command that compares cards, weights and degrees of parallelism.
+        The options of ``kvsim plan``.
 
     Returns
     -------
     list of Deployment
-        The combinations that the model allows.
+        The possible combinations; GPUs in the given order, and wider formats and fewer GPUs first.
 
     Raises
     ------
     InputError
-        If the model cannot be spread so, or by none of the combinations of several degrees.
+        If the model can be split in none of the requested ways.
     """
 
     formats = inputs.weights
@@ -442,17 +460,22 @@ def build_deployments(inputs: Inputs) -> list[Deployment]:
 
 
 def build_layouts(inputs: Inputs) -> list[Deployment]:
-    """Build every layout of replicas over the GPUs that the options give in all.
+    """Build every layout of model replicas over ``--total-gpus`` GPUs.
 
     Parameters
     ----------
     inputs
-        The options of a command with ``--total-gpus``.
+        The options of ``kvsim plan`` with ``total_gpus``.
+
+    Returns
+    -------
+    list of Deployment
+        One replica of each layout, those of fewer GPUs first.
 
     Raises
     ------
     InputError
-        If no layout divides the GPUs.
+        If no layout divides this number of GPUs.
     """
 
     total: int = inputs.total_gpus
@@ -470,7 +493,7 @@ def build_layouts(inputs: Inputs) -> list[Deployment]:
 
 
 def _released_and_narrower(bases: list[Deployment]) -> list[str]:
-    """The released format of a model, and those to compare with it that every card can run."""
+    """The published weight format, and narrower ones that every GPU can run."""
     from kvsim.planner.question import narrower_formats
 
     able = [narrower_formats(base) for base in bases]
@@ -478,17 +501,17 @@ def _released_and_narrower(bases: list[Deployment]) -> list[str]:
 
 
 def build_admission(inputs: Inputs) -> "Admission":
-    """Collect the techniques that a plan may consider, and the evidence of their quality.
+    """Collect which techniques a plan may choose, and the evidence of their quality.
 
     Parameters
     ----------
     inputs
-        The options of a command that chooses techniques.
+        The options of ``kvsim plan`` or ``kvsim capacity``.
 
     Returns
     -------
     Admission
-        What the planner admits.
+        The admitted techniques, the engine that must run them, and measured losses.
     """
     from kvsim.planner.question import Admission, read_acceptance
 
@@ -511,13 +534,7 @@ def build_admission(inputs: Inputs) -> "Admission":
 
 
 def _read_quality(files: list[str]) -> dict[str, Any]:
-    """Runs of whole techniques, and what widths of single layers lose.
-
-    Raises
-    ------
-    InputError
-        If a file is neither, or two are of layers.
-    """
+    """Read files of ``--quality``: losses of techniques, and of each layer alone."""
     from kvsim.quality import layers
     from kvsim.quality.layers import offered
     from kvsim.quality.measured import with_own
@@ -540,17 +557,17 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
 
 
 def largest_loss(inputs: Inputs) -> float:
-    """Return the largest known loss of quality that a setting may have.
+    """Return the largest known relative loss of quality that a plan may accept.
 
     Parameters
     ----------
     inputs
-        The options of a command that chooses techniques.
+        The options of ``kvsim plan`` or ``kvsim capacity``.
 
     Returns
     -------
     float
-        Relative loss.
+        ``--max-loss``; else 0.1 with ``--lossy``; else 0.
     """
     if inputs.max_loss is not None:
         return float(inputs.max_loss)

@@ -1,4 +1,4 @@
-"""The cheapest fleet that serves a trace within targets."""
+"""``kvsim capacity``: the cheapest fleet of GPUs that serves a trace within targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -46,19 +46,24 @@ POOL_HOST_SHARE = 0.25
 
 @takes_options("capacity", "trace", "model", "gpus")
 def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
-    """Find the cheapest fleet that serves a trace within targets, checked by simulation.
+    """Find the cheapest combination of GPUs that serves a trace within latency targets.
+
+    Candidate fleets come from a mixed-integer programme and are simulated before one is chosen.
 
     Returns
     -------
     Result
-        The fleet. Where none is as asked, the nearest one is returned with its ``shortfall``.
+        ``.choice`` has the replicas of each kind and the price per hour; ``.found`` has the
+        simulation. If no fleet meets the request, the closest one is returned, and
+        ``.found.shortfall`` says what it misses.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
     InfeasibleError
-        If no fleet serves the trace at all.
+        If no GPU can serve the trace at all.
 
     Examples
     --------
@@ -93,7 +98,7 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
 
 
 def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
-    """The command that plays the fleet on its traffic; empty where `simulate` has no such fleet."""
+    """Write the ``kvsim simulate`` command for the fleet; empty if it has no such fleet."""
     if len(answer.used) > 1 or inputs.schedule or inputs.find or answer.load != 1:
         return ""
     (j,) = answer.used
@@ -130,7 +135,7 @@ def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
 def build_question(
     inputs: Inputs, found: ServedRequests, changes: Mapping[str, float] | None = None
 ) -> CapacityQuestion:
-    """Build the question that the options of ``kvsim capacity`` ask.
+    """Build the question that the fleet planner answers from the options of ``kvsim capacity``.
 
     Parameters
     ----------
@@ -139,17 +144,19 @@ def build_question(
     found
         The requests to serve.
     changes
-        Values in place of those given, by option: ``rate``, ``hit_rate`` or ``host_cache``.
+        Values that replace given ones while ``--find`` searches, by keyword: ``rate``, ``hit_rate``
+        or ``host_cache``.
 
     Returns
     -------
     CapacityQuestion
-        What ``FleetSolver`` answers.
+        Traffic, rentable GPUs, targets and limits.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
     """
 
     changes = changes or {}
@@ -216,22 +223,14 @@ def build_question(
 def _find_question(
     inputs: Inputs, found: ServedRequests, first: CapacityQuestion
 ) -> tuple[CapacityQuestion, str]:
-    """The question with the value that ``--find`` looks for, and what its traffic is called.
-
-    Raises
-    ------
-    InputError
-        If it is nothing that can be found.
-    InfeasibleError
-        If no value does.
-    """
+    """Search for the value of ``--find``; return the question with it and the traffic's name."""
 
     questions: dict[float, CapacityQuestion] = {}
     case = {"replicas": 1, "req_s": None, "rate": inputs.rate}
     sought = find_value(inputs, found, first.rentable[0].deployment, case)
 
     def keeps(value: float) -> bool:
-        """Whether some fleet within the limits keeps the targets with this value."""
+        """Whether some fleet within the limits meets the targets with this value."""
         question = questions[value] = build_question(inputs, found, {sought.option: value})
         asked = FleetQuestion(
             question.targets, question.limits, sure=question.sure, schedule=question.schedule
@@ -257,7 +256,7 @@ def _find_question(
 
 
 def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, float]]]:
-    """List every GPU at all degrees of parallelism and weight formats that the model can have.
+    """List the deployments that can be rented, with prices: each GPU, parallel layout and format.
 
     Parameters
     ----------
@@ -267,15 +266,14 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
     Returns
     -------
     list of Rentable
-        The configurations with the prices of one seller, or those that were given.
+        The deployments at the given prices or those of one seller.
     dict
-        What each other seller of all the GPUs asks, by seller and GPU. [USD/h]
+        Prices of every other seller that offers all the GPUs, by seller and GPU. [USD/h]
 
     Raises
     ------
     InputError
-        If no one seller offers all GPUs, or the model cannot be spread so; of several ways, by
-        none of them.
+        If no seller offers all GPUs, or the model cannot be split in any of the layouts.
     """
 
     prices, committed, power = (
@@ -337,7 +335,7 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
 
 
 def _each_occurs(found: list[Rentable], ways: Sequence[tuple[int, ...]]) -> bool:
-    """Whether every degree that was given is that of some deployment."""
+    """Whether every requested degree of parallelism occurs in some deployment."""
     spreads = [x.deployment.parallelism for x in found]
     there = [{x.pp for x in spreads}, {x.dp for x in spreads}, {x.ep for x in spreads}]
     wanted = zip(zip(*ways, strict=True), there, strict=True)
@@ -345,7 +343,7 @@ def _each_occurs(found: list[Rentable], ways: Sequence[tuple[int, ...]]) -> bool
 
 
 def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
-    """Numbers by GPU, all of which may be rented."""
+    """Return the numbers that an option gives by GPU, each of which must be in ``--gpus``."""
     found: dict[str, float] = getattr(inputs, name) or {}
     for gpu in found:
         if gpu not in inputs.gpus:
@@ -355,7 +353,7 @@ def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
 
 
 def _build_limits(inputs: Inputs) -> FleetLimits:
-    """What the fleet may have at most, and what it must bear."""
+    """Collect the limits on the fleet, and the headroom and failures it must withstand."""
 
     none = float("inf")
     by_gpu = isinstance(inputs.max_gpus, dict)
@@ -371,18 +369,7 @@ def _build_limits(inputs: Inputs) -> FleetLimits:
 
 
 def _build_extras(inputs: Inputs, prefixes: bool, rentable: list[Rentable]) -> Extras:
-    """What replicas may use besides GPU memory.
-
-    Parameters
-    ----------
-    prefixes
-        Whether the trace names prefix blocks.
-
-    Raises
-    ------
-    InputError
-        For an option that would do nothing.
-    """
+    """Collect what replicas may use besides GPU memory: caches, drives and networks."""
 
     if inputs.pools not in ("auto", "yes", "no"):
         raise InputError(f"--pools: got {inputs.pools[:40]!r}; expected auto, yes or no")

@@ -1,6 +1,7 @@
-"""What is known: a model, a GPU, a technique and a workload as objects, and lists of all.
+"""Models, GPUs, techniques and workloads as objects, and lists of the known ones.
 
-The first three are texts, so that every function takes them where it takes a name.
+``Model``, ``GPU`` and ``Technique`` are strings, so they can be passed wherever a function takes a
+name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,17 +23,20 @@ from kvsim.techniques.notation import load_installed
 
 
 class Model(str):
-    """A model, by any name that ``--model`` takes or by the fields of its ``config.json``.
+    """A model, looked up by name or described by the fields of its ``config.json``.
+
+    Attributes of the architecture, such as ``layers``, ``hidden``, ``kv_bytes_per_token`` [B] and
+    ``max_context`` [tokens], can be read from it.
 
     Parameters
     ----------
     name
-        Catalogue name, Hugging Face id, Ollama tag, path, or the parsed configuration.
+        Catalogue name, Hugging Face id, Ollama tag, path, or the parsed ``config.json``.
 
     Raises
     ------
     InputError
-        If there is no such model.
+        If there is no such model, or its configuration cannot be read.
 
     Examples
     --------
@@ -71,17 +75,23 @@ class Model(str):
 
 
 class GPU(str):
-    """A GPU, by any name that ``--gpu`` takes.
+    """A GPU with its hardware profile.
 
     Parameters
     ----------
     name
-        Profile, name as nvidia-smi or a cloud writes it, or path of a TOML profile.
+        Name of a profile, the name that nvidia-smi or a cloud provider uses, or the path of a TOML
+        profile.
+
+    Attributes
+    ----------
+    profile
+        The hardware profile: memory, bandwidths, arithmetic rates and host, with their sources.
 
     Raises
     ------
     InputError
-        If there is no such GPU, or several have the name.
+        If no GPU or more than one has this name.
 
     Examples
     --------
@@ -103,17 +113,17 @@ class GPU(str):
 
     @property
     def memory(self) -> float:
-        """Memory that the driver reports. [B]"""
+        """Total GPU memory, as the driver reports it. [B]"""
         return float(self.profile.gpu_memory)
 
     @property
     def bandwidth(self) -> float:
-        """Bandwidth of the GPU's memory. [B/s]"""
+        """Bandwidth of the GPU memory. [B/s]"""
         return float(self.profile.links["hbm"].bandwidth)
 
     @property
     def price(self) -> float | None:
-        """List price; None if none is known. [USD/h]"""
+        """List price of renting the GPU; None if unknown. [USD/h]"""
         return self.profile.price
 
     def __repr__(self) -> str:
@@ -125,17 +135,17 @@ class GPU(str):
 
 
 class Technique(str):
-    """A technique with its settings, in the notation of ``--technique``.
+    """A technique, or a composition of several, with its settings.
 
     Parameters
     ----------
     notation
-        As ``kivi:bits=4``.
+        Name and settings, such as ``"kivi:bits=4"`` or ``"kivi:bits=4 + offload"``.
 
     Raises
     ------
     InputError
-        If it cannot be parsed.
+        If the technique or a setting is unknown, or a value is out of range.
 
     Examples
     --------
@@ -156,7 +166,7 @@ class Technique(str):
 
     @property
     def exact(self) -> bool:
-        """Whether it gives the same tokens as the full cache."""
+        """Whether it generates the same tokens as the full, unquantised cache."""
         return bool(self.term.exact)
 
     def __repr__(self) -> str:
@@ -165,16 +175,21 @@ class Technique(str):
 
 
 class Workload(Mapping[str, object]):
-    """What is asked of a server; give it to a function as ``**workload``.
+    """Request sizes, load and targets, to be passed to functions as ``**workload``.
 
     Parameters
     ----------
     prompt
-        Prompt of every request. [tokens]
+        Prompt length of each request. [tokens]
     generate
-        Tokens generated for every request. [tokens]
+        Generated length of each request. [tokens]
     **others
-        Further options of the function, as ``batch``, ``rate``, ``ttft`` or ``tpot``.
+        Further keywords of the function, such as ``batch``, ``rate``, ``ttft`` or ``tpot``.
+
+    Raises
+    ------
+    InputError
+        If nothing is given.
 
     Examples
     --------
@@ -210,25 +225,25 @@ class Workload(Mapping[str, object]):
 
 
 def register_technique(kind: type[Term]) -> type[Term]:
-    """Add a technique of your own, which every command then knows by its name.
+    """Register a user-defined technique, so that every function and command accepts its name.
 
-    An installed package can name its classes under the entry point ``kvsim.techniques`` instead.
+    Packages can register techniques when installed, through the entry point ``kvsim.techniques``.
 
     Parameters
     ----------
     kind
-        A ``@frozen`` class that extends :class:`kvsim.techniques.axes.base.Term`;
-        ``python3 make.py new-technique NAME`` writes one to start from.
+        A ``@frozen`` subclass of :class:`kvsim.techniques.axes.base.Term` with a ``name``;
+        ``python3 make.py new-technique NAME`` writes a template.
 
     Returns
     -------
     type[Term]
-        The same, so that it can decorate the class.
+        The class itself, so that the function can be used as a decorator.
 
     Raises
     ------
     InputError
-        If it is no such class, or its name is taken.
+        If the class is not of that form, or its name is taken.
 
     Examples
     --------
@@ -243,12 +258,12 @@ def register_technique(kind: type[Term]) -> type[Term]:
 
 @takes_options("models", "name")
 def models(inputs: Inputs) -> object:
-    """List the models of the catalogue, or look one up.
+    """List the models in the catalogue, or describe one model.
 
     Returns
     -------
     list of dict, or dict
-        All models, or the one that ``name`` gives.
+        A row for each model, or the row of the model ``name``.
 
     Examples
     --------
@@ -260,12 +275,12 @@ def models(inputs: Inputs) -> object:
 
 @takes_options("gpus", "name")
 def gpus(inputs: Inputs) -> object:
-    """List the hardware profiles, or look one up with its sources.
+    """List the hardware profiles, or describe one with the sources of its numbers.
 
     Returns
     -------
     list of dict, or dict
-        All profiles, or the one that ``name`` gives.
+        A row for each GPU, or the row of the GPU ``name``.
 
     Examples
     --------
@@ -277,12 +292,12 @@ def gpus(inputs: Inputs) -> object:
 
 @takes_options("techniques", "name")
 def techniques(inputs: Inputs) -> object:
-    """List the techniques, or look one up with its settings and paper.
+    """List the techniques, or describe one with its settings and the paper it comes from.
 
     Returns
     -------
     list of dict, or dict
-        All techniques, or the one that ``name`` gives.
+        A row for each technique, or the row of the technique ``name``.
 
     Examples
     --------
@@ -294,12 +309,12 @@ def techniques(inputs: Inputs) -> object:
 
 @takes_options("stacks", "name")
 def stacks(inputs: Inputs) -> object:
-    """List the software stacks, or look one up with its known error.
+    """List the software stacks (engines), or describe one with its known prediction error.
 
     Returns
     -------
     list of dict, or dict
-        All stacks, or the one that ``name`` gives.
+        A row for each stack, or the row of the stack ``name``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The technique, settings and batch for equal requests or for a trace."""
+"""``kvsim plan``: choose a deployment, a technique and its settings for a service or a batch."""
 
 from typing import TYPE_CHECKING
 
@@ -33,19 +33,25 @@ if TYPE_CHECKING:
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
 def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
-    """Choose what serves requests that keep coming, or a batch: deployment, technique, settings.
+    """Choose the technique, its settings and the deployment that perform best within the limits.
+
+    By default a service is planned: requests arrive over time, and the plan maximises the request
+    rate at which the TTFT and TPOT targets are met. With ``offline=True`` one batch of equal
+    requests is planned, for throughput, latency or cost.
 
     Returns
     -------
     Result
-        The plan and its alternatives.
+        ``.choice`` has the technique, its settings and the batch; ``.rows`` compares it with full
+        KV and with the alternatives; ``.answer.changes`` says what would perform better.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
     InfeasibleError
-        If nothing meets the limits; the text says what would.
+        If nothing meets the limits; the message says which changes would help.
 
     Examples
     --------
@@ -131,14 +137,19 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
 
 
 def read_load(inputs: Inputs, model: "Model") -> "Load":
-    """Read the trace that a plan is for, without the requests that no engine takes.
+    """Read the trace that a service is planned for, without requests that exceed the context.
 
     Parameters
     ----------
     inputs
-        The options of the command.
+        The options of ``kvsim plan``.
     model
-        The model that serves them.
+        The model, whose maximum context decides which requests an engine rejects.
+
+    Returns
+    -------
+    Load
+        The accepted requests, their description and the number of rejected ones.
     """
     from kvsim.planner.load import load_of_trace
     from kvsim.serving.servable import describe_left_out, within_context
@@ -162,18 +173,18 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
 
 
 def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests: "Requests") -> str:
-    """Say what requests look like: lengths, their spread, and what is found in the cache.
+    """Describe generated requests in words: their lengths and the share found in the prefix cache.
 
     Parameters
     ----------
     inputs
-        The options of the command.
+        The options of ``kvsim plan``.
     prompt
-        Lengths of the prompts.
+        The requested distribution of prompt lengths. [tokens]
     equal
-        Whether all are alike.
+        Whether all requests have the same lengths.
     requests
-        Those drawn.
+        The generated requests, whose 90th percentiles are reported.
     """
     both = prompt, inputs.generate
     if equal:
@@ -198,7 +209,7 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests:
 
 
 def _p90(tokens: "NDArray[np.int64]") -> str:
-    """The 90th percentile of lengths, to three digits."""
+    """The 90th percentile of token counts, formatted with three significant digits."""
     from numpy import percentile
 
     return f"{int(float(f'{percentile(tokens, 90):.3g}')):,}"
@@ -268,7 +279,7 @@ def _ask(
     admission: "Admission",
     longest: tuple[int, int],
 ) -> "Question":
-    """The question of one deployment, with experts in host memory where it needs that."""
+    """Build the planner's question for one deployment, moving experts to the host if necessary."""
     from kvsim.planner.question import Question
 
     limits = _build_limits(inputs, deployment)
@@ -277,7 +288,7 @@ def _ask(
 
 
 def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
-    """Say how many layers' experts a plan keeps in host memory, if it chose their number."""
+    """Print how many layers' experts were moved to host memory, if kvsim chose the number."""
     many = len(deployment.host.experts)
     if many and inputs.n_cpu_moe in (None, "auto") and inputs.override_tensor is None:
         each = deployment.stack.time.prompt_pass
@@ -286,7 +297,7 @@ def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
 
 
 def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":
-    """What a plan must stay within, as the options and the hardware say."""
+    """Collect the memory, latency and quality limits from the options and the hardware."""
     from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits
 
     h, none, offline = deployment.hardware, float("inf"), inputs.offline

@@ -1,4 +1,4 @@
-"""Predictions at given points, grids of them in memory or on disk, and published rows beside."""
+"""``kvsim predict``, ``sweep``, ``explore`` and ``reproduce``: predictions without a plan."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,17 +35,22 @@ MAX_LOOPS = 100
 
 @takes_options("predict", "model", "gpu", "technique", "batch", "prompt", "generate")
 def predict(inputs: Inputs) -> Result[list[Prediction]]:
-    """Predict latency, throughput and memory of techniques at every combination of sizes.
+    """Predict latency, throughput and memory for every combination of technique and request size.
+
+    Each batch starts on an idle GPU. With ``concurrency`` instead of ``batch``, a server is
+    predicted to which so many clients send one request after another.
 
     Returns
     -------
     Result
-        The predictions, one per row; techniques that cannot run are left out.
+        ``.rows`` has one row per technique, batch, prompt and generated length. Techniques that
+        cannot run on this hardware are left out; ``.answer.left_out`` says why.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
 
     Examples
     --------
@@ -88,7 +93,7 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
 
 
 def _list_runnable(where: Deployment) -> list[Technique]:
-    """Every technique, in its default setting, that some engine runs with this model and GPU."""
+    """List the techniques, with default settings, that an engine runs on this deployment."""
 
     return [
         t
@@ -101,15 +106,16 @@ def _list_runnable(where: Deployment) -> list[Technique]:
 
 @takes_options("grid", "model", "gpu", "technique", "batch", "prompt", "generate")
 def sweep(inputs: Inputs) -> Result[None]:
-    """Predict a grid of batches and prompts in memory.
+    """Predict a grid of batch sizes and prompt lengths, in memory.
 
-    Nothing is explained point by point, so that a thousand points take a second or two.
-    ``kvsim sweep`` has grids over everything, on disk.
+    This is faster than :func:`predict` for many points, as notes and explanations are left out: a
+    thousand points take one or two seconds. ``kvsim sweep`` also varies models, GPUs and other
+    inputs, and stores the results in Parquet files.
 
     Returns
     -------
     Result
-        Times, throughput and memory of every point, one per row.
+        ``.rows`` has TTFT, TPOT, throughput and memory of every point.
 
     Examples
     --------
@@ -132,7 +138,10 @@ def sweep(inputs: Inputs) -> Result[None]:
 
 @takes_options("explore", "model", "gpu", "out")
 def explore(inputs: Inputs) -> None:
-    """Write a page with sliders: batch, prompt, bits, drafts, link.
+    """Write an HTML page that shows predictions for inputs chosen with sliders.
+
+    The sliders set the batch size, the prompt length, the bandwidth of the host link and, for
+    techniques that have them, bits per number, drafted tokens and acceptance.
 
     Returns
     -------
@@ -159,19 +168,24 @@ def explore(inputs: Inputs) -> None:
 
 @takes_options("reproduce", "source")
 def reproduce(inputs: Inputs) -> "Result[list[Score]]":
-    """Compare published measurements, or your own, with predictions.
-
-    Parameters
-    ----------
-    source : str
-        Name of a paper whose tables kvsim ships, ``"all"`` of them, or the path of a CSV file
-        with your own measurements.
+    """Compare measured times, rates or sizes with predictions: a paper's tables, or your own.
 
     Returns
     -------
     Result
-        ``.rows`` has a row for each measurement, with its prediction and the relative error;
-        ``.found`` the errors of each table.
+        ``.rows`` has the measured and predicted value and the relative error of each measurement;
+        ``.found`` has the mean and the largest error of each table.
+
+    Raises
+    ------
+    InputError
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
+
+    Examples
+    --------
+    >>> scores = reproduce("kcache")  # doctest: +SKIP
+    >>> scores.frame()  # doctest: +SKIP
     """
     from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published
@@ -185,19 +199,19 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]]":
 
 @frozen
 class SweepOnDisk:
-    """A sweep whose chunks are in a folder."""
+    """A finished sweep, whose results are Parquet files in a folder."""
 
     command: str
     store: "ResultStore"
     spec: "Spec"
 
     def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes.
+        """Write the HTML report of the sweep.
 
         Parameters
         ----------
         path
-            The page's file.
+            The file to write.
         """
         from kvsim.report.sweep import make_result
 
@@ -206,12 +220,21 @@ class SweepOnDisk:
 
 @takes_options("sweep", "spec", "out")
 def run_sweep(inputs: Inputs) -> SweepOnDisk:
-    """Compute a grid on this machine or a Dask cluster, one Parquet file for each chunk.
+    """Compute the grid of a sweep's file and store it as Parquet files in a folder.
+
+    Chunks of the grid are computed in this process, in several processes (``workers``) or on a Dask
+    cluster (``scheduler``). An interrupted sweep continues with ``resume=True``.
 
     Returns
     -------
     SweepOnDisk
-        The folder of the sweep, which can write its page.
+        The folder and the specification, from which a report can be written.
+
+    Raises
+    ------
+    InputError
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
     """
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps.spec import read
@@ -230,7 +253,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
 
 
 def _compute(inputs: Inputs, spec: "Spec", client: object) -> "ResultStore":
-    """Compute the chunks that the folder does not hold yet."""
+    """Compute the chunks that are not in the folder yet, and store them."""
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps.store import ResultStore
     from kvsim.sweeps.workers import Bundles, compute_here, compute_in_processes, compute_on_cluster

@@ -1,4 +1,4 @@
-"""A request trace under continuous batching, with one technique or several."""
+"""``kvsim simulate``: a request trace under continuous batching, with one or several techniques."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -46,7 +46,7 @@ MAX_RUNS = 32
 
 
 class RunValues(TypedDict):
-    """Values of the options of one run; None where an option is not given."""
+    """Values, for one run, of the options that may be given several values; None if not given."""
 
     replicas: int
     rate: float | None  # factor on a trace, or requests per second of drawn traffic [1/s]
@@ -76,7 +76,7 @@ AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
 
 @frozen
 class TraceRun:
-    """All that the run of one technique depends on."""
+    """The inputs of one simulation: requests, cost model, replicas, router and targets."""
 
     requests: Requests
     costs: StepCosts
@@ -88,28 +88,28 @@ class TraceRun:
     otherwise: tuple[StepCosts, ...] = ()  # other rules: those with the least mean TTFT are kept
 
     def result(self, place: Path | None, resume: bool, check: bool) -> Row:
-        """Run the simulation, or take the result of an earlier one.
+        """Run the simulation, or return the stored result of the same simulation.
 
         Parameters
         ----------
         place
-            Where every request's times are written; nowhere if None.
+            Parquet file for the times of every request; None to store nothing.
         resume
-            Whether to take the result that is there if it is of the same run.
+            Whether a result in that file is reused if it is of the same simulation.
         check
-            Whether to check the simulation for faults.
+            Whether to check that no request was lost or started early, and that memory sufficed.
 
         Returns
         -------
         dict
-            The run's entry in an answer.
+            The row of the results table, with time series and quantiles for charts.
 
         Raises
         ------
         InfeasibleError
-            If a check finds a fault.
+            If ``check`` finds a fault.
         InputError
-            If the place cannot be written, or ``resume`` finds another run there.
+            If the file cannot be written, or ``resume`` finds a different simulation in it.
         """
 
         pools = [self.pools] if self.pools else []
@@ -150,7 +150,7 @@ class TraceRun:
 
 
 def _mean_ttft(run: Run) -> float:
-    """Of the requests that got a token; infinite if none did. [s]"""
+    """Mean TTFT of the requests that received a token; infinite if none did. [s]"""
 
     ttft = Outcome(run).ttft_s
     known = ttft[np.isfinite(ttft)]
@@ -159,17 +159,23 @@ def _mean_ttft(run: Run) -> float:
 
 @takes_options("simulate", "trace", "model", "gpu", "technique")
 def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
-    """Simulate a request trace under continuous batching, with one technique or several.
+    """Simulate how a server with continuous batching handles a request trace.
+
+    Without ``trace``, requests are generated from ``prompt``, ``generate`` and ``rate``. Options
+    that take several values, such as ``replicas`` or ``req_s``, are simulated in every combination,
+    and ``find`` searches for the highest rate (or another value) at which the targets are met.
 
     Returns
     -------
     Result
-        Times, goodput and memory, one row per technique.
+        ``.rows`` has, for each technique and combination, percentiles of TTFT, TPOT and latency,
+        goodput, memory use and prefix cache hits. ``.ttft`` and ``.tpot`` are those of the best.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
 
     Examples
     --------
@@ -207,7 +213,7 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
     left_out: dict[str, str] = {}
 
     def build(kind: Technique, values: RunValues) -> TraceRun:
-        """One run of a technique with the values of its case."""
+        """Build the run of a technique with one combination of values."""
         requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
         reuses = found.reuses or values["hit_rate"] is not None
@@ -229,7 +235,7 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
         tried: dict[float, tuple[Row, TraceRun]] = {}
 
         def keeps(value: float) -> bool:
-            """Whether a run with this value keeps the targets."""
+            """Whether the targets are met with this value."""
             replay = build(kind, cast(RunValues, {**values, key: value}))
             result = replay.result(None, False, inputs.check)
             shown = value / 2**30 if key == "host_cache" else value
@@ -273,7 +279,7 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
 
 
 def _write_capacity(inputs: Inputs, where: Deployment) -> str:
-    """The command that finds a fleet for the same requests and targets."""
+    """Write the ``kvsim capacity`` command for the same requests and targets."""
     shape = "trace prompt generate lengths rate scale users think burst hours cached hit_rate turns"
     known = {*shape.split(), "stack", "ttft", "tpot", "percentile"}
     given = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
@@ -283,20 +289,20 @@ def _write_capacity(inputs: Inputs, where: Deployment) -> str:
 
 @frozen
 class Sought:
-    """A value that is looked for: which option has it, and where it may lie.
+    """The option whose value ``--find`` searches for, and the range of the search.
 
     Attributes
     ----------
     option
-        Key of the option.
+        The keyword of the option.
     start, least, most
-        The first value that is tried, and the bounds.
+        First value to try, and the bounds of the search.
     easier
-        Whether targets are easier to keep with more of it.
+        Whether a larger value makes the targets easier to meet.
     unit
-        Values are multiples of it; 0: any.
+        Step between allowed values; 0 if any value is allowed.
     found
-        The value that just keeps the targets; None if none does, or before it was looked for.
+        The last value at which the targets are met; None if there is none, or before the search.
     """
 
     option: str
@@ -308,12 +314,12 @@ class Sought:
     found: float | None = None
 
     def search(self, keeps: Callable[[float], bool]) -> "Sought":
-        """Return this with the value that was found.
+        """Search by bisection, and return a copy that has the value found.
 
         Parameters
         ----------
         keeps
-            Plays a value and says whether the targets are kept.
+            Simulates a value and returns whether the targets are met.
         """
         if self.option == "prefill_replicas":
             for count in range(round(self.least), round(self.most) + 1):
@@ -337,7 +343,7 @@ class Sought:
         return replace(self, found=good)
 
     def _round(self, value: float, bound: float | None = None) -> float:
-        """The nearest value that can be tried, not beyond a bound that it approaches."""
+        """Round to an allowed value, or return the bound if the value is beyond it."""
         if self.unit:
             value = round(round(value / self.unit) * self.unit, 9)
         else:
@@ -347,22 +353,22 @@ class Sought:
         return value
 
     def show(self, value: float) -> str:
-        """Return a value as it is typed.
+        """Format a value as it is typed on the command line.
 
         Parameters
         ----------
         value
-            Value of the option; memory in bytes is shown in GiB.
+            Value of the option; bytes are shown in GiB.
         """
         return f"{value / 2**30:g} GiB" if self.option == "host_cache" else f"{value:g}"
 
     def choose(self, tried: Sequence[float]) -> Sequence[float]:
-        """Choose the values that are shown: those around what was found.
+        """Select the simulated values to show: those next to the value that was found.
 
         Parameters
         ----------
         tried
-            All values that were simulated, ascending, in the option's unit.
+            All simulated values, in ascending order.
         """
         if self.found is None:
             return (
@@ -375,7 +381,7 @@ class Sought:
 def find_value(
     inputs: Inputs, traffic: ServedRequests, where: Deployment, case: Mapping[str, Any]
 ) -> Sought:
-    """Find what ``--find`` looks for, and where.
+    """Set up the search of ``--find``: the option, the first value and the bounds.
 
     Parameters
     ----------
@@ -384,19 +390,19 @@ def find_value(
     traffic
         The requests to serve.
     where
-        The deployment.
+        The deployment, whose host memory bounds a prefix cache.
     case
-        The values given of ``replicas``, ``rate`` and ``req_s``.
+        The given ``replicas``, ``rate`` and ``req_s``.
 
     Returns
     -------
     Sought
-        The value, not looked for yet.
+        The search, which has not started.
 
     Raises
     ------
     InputError
-        If it is nothing that can be found, or there is no target.
+        If the option cannot be searched for, or no target is given.
     """
     what, drawn, fleets = inputs.find, traffic.workload is not None, inputs.command == "capacity"
     if what not in SOUGHT:
@@ -445,7 +451,7 @@ def find_value(
 
 
 def _without_server(where: Deployment, requests: Requests) -> Deployment:
-    """The deployment of requests that are all there at once: an offline run, without a server."""
+    """Leave out the server's time per request where all requests arrive at once, as offline."""
     if len(requests) < 2 or requests.depends or requests.arrival.max() > 0:
         return where
     if where.stack.offline != where.stack:
@@ -456,13 +462,7 @@ def _without_server(where: Deployment, requests: Requests) -> Deployment:
 
 
 def _cases(inputs: Inputs) -> Iterator[tuple[RunValues, Row]]:
-    """Every combination of the options that take several values, and how it is shown.
-
-    Raises
-    ------
-    InputError
-        For too many combinations.
-    """
+    """Yield each combination of the options with several values, and how tables show it."""
     lists = {name: getattr(inputs, name) or [(None, None)] for name in VARIED}
     varied = [name for name, some in lists.items() if len(some) > 1]
     shown = {name: "req_s" if name == "rate" and inputs.trace is None else name for name in varied}
@@ -490,7 +490,7 @@ def _as_number(given: object) -> float | str:
 
 
 def _name_run(technique: object, case: Mapping[str, float | str]) -> str:
-    """A technique and the values of its case, as part of a file's name."""
+    """Name a run in a file name by its technique and the values of its options."""
     values = [
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in case.items()
@@ -499,7 +499,7 @@ def _name_run(technique: object, case: Mapping[str, float | str]) -> str:
 
 
 def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | None]:
-    """A file for each run, if files are wanted at all."""
+    """The output file of each run; None for all if no output is wanted."""
     if out is None:
         return [None] * len(runs)
     if several:
@@ -517,13 +517,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
 def _prepare_requests(
     traffic: ServedRequests, case: RunValues, abort_after: float | None
 ) -> Requests:
-    """The requests at the rate of a case, and with clients that hang up.
-
-    Raises
-    ------
-    InputError
-        For options that fit neither the trace nor each other.
-    """
+    """Scale the requests to the rate of a combination, and set when clients disconnect."""
 
     requests, rate = traffic.requests, case["rate"]
     if traffic.workload is not None:
@@ -552,13 +546,7 @@ def _prepare_requests(
 def _build_rules(
     inputs: Inputs, case: RunValues, deployment: Deployment, reuses: bool
 ) -> tuple[Rules, ...]:
-    """The engine's rules; where the way of loading prefixes is chosen, those with each way.
-
-    Raises
-    ------
-    InputError
-        For an unknown way.
-    """
+    """Build the scheduling rules; several if the way to load prefixes is chosen by TTFT."""
 
     apart = (*SIZES, "ahead", "prefix_load", "nic")
     names = [f.name for f in fields(Rules) if f.name not in apart]
@@ -595,7 +583,7 @@ def _build_rules(
 
 
 def _build_pools(inputs: Inputs, case: RunValues) -> TwoPools | None:
-    """Replicas by what they do; None where all do both."""
+    """Split the replicas into prefill and decode replicas; None if each does both."""
 
     first, replicas = case["prefill_replicas"], case["replicas"]
     if first is None:

@@ -1,4 +1,4 @@
-"""Request traces: read, described, converted, drawn anew, and made from production's metrics."""
+"""``kvsim traces``: describe, convert, generate and import request traces."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ IMPORT_KINDS = ("prometheus", "otel", "access")
 
 @takes_options("traces inspect", "file")
 def inspect(inputs: Inputs) -> Result[Requests | None]:
-    """Describe a trace: its rate, burstiness, lengths and prefix reuse.
+    """Summarise a trace: request rate, burstiness, lengths and prefix reuse.
 
     Returns
     -------
     Result
-        Statistics of the trace; ``found`` is its requests.
+        The statistics; ``.found`` has the requests.
     """
 
     trace = load(inputs.file, read_options(inputs))
@@ -34,7 +34,7 @@ def inspect(inputs: Inputs) -> Result[Requests | None]:
 
 @takes_options("traces convert", "file", "target")
 def convert(inputs: Inputs) -> None:
-    """Convert a trace to Parquet, piece by piece; no file is left if that fails."""
+    """Convert a trace to Parquet, reading it in pieces; no partial file is left after an error."""
 
     check_ending(inputs.target, (".parquet",))
     options = read_options(inputs)
@@ -52,13 +52,14 @@ def convert(inputs: Inputs) -> None:
 
 @takes_options("traces generate", "target")
 def generate(inputs: Inputs) -> Result[Requests | None]:
-    """Draw a trace from given distributions or those of another trace, and write it to a file.
+    """Generate a synthetic trace and write it to a file.
+
+    The distributions are given as options or fitted to another trace (``like``).
 
     Returns
     -------
     Result
-        Statistics of the trace, and of the one that it was fitted to; ``found`` is None, as the
-        requests are in the file.
+        Statistics of the generated trace, and of the one it was fitted to.
     """
 
     check_ending(inputs.target)
@@ -94,12 +95,12 @@ def generate(inputs: Inputs) -> Result[Requests | None]:
 
 @takes_options("traces import", "files", "out")
 def import_(inputs: Inputs) -> Result[Requests | None]:
-    """Make a trace from metrics, spans or access logs, and write it to a file.
+    """Create a trace from Prometheus metrics, OpenTelemetry spans or access logs.
 
     Returns
     -------
     Result
-        Statistics of the trace; ``found`` is None, as the requests are in the file.
+        Statistics of the trace, which is written to ``out``.
     """
 
     check_ending(inputs.out)
@@ -146,7 +147,7 @@ def _import_files(inputs: Inputs) -> tuple[Requests, list[str]]:
 
 
 def _parse_documents(text: str, file: str) -> list[object]:
-    """One JSON document, or one per line."""
+    """Parse a text that is one JSON document or has one in each line."""
 
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and lines[0].rstrip().endswith("}") and lines[0].lstrip().startswith("{"):
@@ -155,7 +156,7 @@ def _parse_documents(text: str, file: str) -> list[object]:
 
 
 def _recognise(text: str, where: str) -> str:
-    """What kind of file it is, by how it begins."""
+    """Recognise the kind of a file by its beginning."""
 
     begin = text.lstrip()[:100_000]
     if begin.startswith("{"):

@@ -1,4 +1,4 @@
-"""What `plan`, `simulate` and `capacity` serve: a trace, or traffic that options describe."""
+"""The requests that ``plan``, ``simulate`` and ``capacity`` serve: from a trace or generated."""
 
 from dataclasses import replace
 from math import ceil
@@ -29,20 +29,20 @@ LENGTHS = ("prompt", "generate")
 
 @frozen
 class ServedRequests:
-    """Requests to serve.
+    """Requests to serve, and where they come from.
 
     Attributes
     ----------
     requests
-        The trace, or what was drawn.
+        Arrival times and lengths.
     name
-        What answers call it: the trace's name, or the workload in words.
+        Name of the trace, or a description of the generated workload, for reports.
     notes
-        What was noted while the trace was read, or what was assumed where it was drawn.
+        Remarks on how the trace was read, or on what was assumed in generating requests.
     workload
-        What the requests were drawn from; None for a trace.
+        The distributions that requests were generated from; None for a trace.
     clock
-        Whether a rate multiplies the clock of a trace, instead of its clients.
+        Whether a rate factor speeds up the clock of a trace, rather than multiplying its clients.
     """
 
     requests: Requests
@@ -53,29 +53,29 @@ class ServedRequests:
 
     @property
     def reuses(self) -> bool:
-        """Whether prompts were asked to repeat what came before."""
+        """Whether generated prompts share prefixes with earlier ones."""
         w = self.workload
         return w is not None and bool(w.cached or w.hit_rate or w.turns > 1)
 
     def with_hit_rate(self, share: float) -> "ServedRequests":
-        """Return drawn traffic of which a share of each prompt is in an earlier one.
+        """Return generated requests of which another share of tokens repeats earlier prompts.
 
         Parameters
         ----------
         share
-            Share of a prompt's tokens that an earlier prompt begins with, 0 to 1.
+            Share of each prompt's tokens that are found in the prefix cache, 0 to 1.
         """
         assert self.workload is not None
         workload = replace(self.workload, hit_rate=share)
         return replace(self, requests=workload.draw(), workload=workload)
 
     def count_at(self, rate: float | None) -> int:
-        """Count the requests at a rate, roughly and without drawing them.
+        """Estimate the number of requests at a rate, without generating them.
 
         Parameters
         ----------
         rate
-            As :meth:`at_rate` takes it; None for the requests as they are.
+            The rate, as in :meth:`at_rate`; None for the requests as they are.
         """
 
         count, own, most = len(self.requests), 1.0, resample.MOST_REQUESTS
@@ -87,17 +87,18 @@ class ServedRequests:
         return max(count, ceil(min(count * rate / own, most)))
 
     def at_rate(self, rate: float) -> Requests:
-        """Return the requests at a rate.
+        """Return the requests at another rate.
 
         Parameters
         ----------
         rate
-            Requests per second of drawn traffic, or the factor on a trace's clients or clock.
+            For generated requests, requests per second; for a trace, a factor on its number of
+            clients or on its clock.
 
         Raises
         ------
         InputError
-            For more requests than anyone would play.
+            If there would be too many requests, or none.
         """
 
         if self.workload is None and self.clock:
@@ -124,22 +125,22 @@ class ServedRequests:
 
 
 def read_traffic(inputs: Inputs) -> ServedRequests:
-    """Read the trace of a command, or draw the traffic that its options describe.
+    """Read the trace of a command, or generate the requests that its options describe.
 
     Parameters
     ----------
     inputs
-        The options of `simulate` or `capacity`.
+        The options of ``kvsim simulate`` or ``kvsim capacity``.
 
     Returns
     -------
     ServedRequests
-        The requests, at the trace's own rate; drawn ones at the first of the rates asked for.
+        The requests; generated ones have the first of the requested rates.
 
     Raises
     ------
     InputError
-        If there is neither, or both, or a description lacks a part.
+        If both or neither are given, or the description is incomplete.
     """
 
     scale = read_scale(inputs)
@@ -160,12 +161,17 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
 
 
 def read_scale(inputs: Inputs) -> str:
-    """Return what a factor on a trace's rate multiplies, one of ``SCALES``.
+    """Return what a rate factor multiplies: ``"clients"`` or ``"clock"`` of a trace.
+
+    Parameters
+    ----------
+    inputs
+        The options of the command.
 
     Raises
     ------
     InputError
-        If it is neither.
+        If ``--scale`` is neither.
     """
     if inputs.scale not in SCALES:
         raise InputError(f"--scale: got {inputs.scale[:40]!r}; expected {' or '.join(SCALES)}")
@@ -175,21 +181,26 @@ def read_scale(inputs: Inputs) -> str:
 def build_traffic(
     inputs: Inputs, prompt: TokenLengths, generate: TokenLengths, context: int
 ) -> DrawnTraffic:
-    """Build the traffic that options describe: lengths, bursts, and what prompts share.
+    """Build the random process that generates requests: lengths, arrivals and shared prefixes.
 
     Parameters
     ----------
     inputs
-        Options of ``kvsim plan``, ``simulate`` or ``capacity``.
+        The options of ``kvsim plan``, ``simulate`` or ``capacity``.
     prompt, generate
-        How long prompts and answers are.
+        Distributions of prompt and generated lengths. [tokens]
     context
-        Context of the model. [tokens]
+        Maximum context of the model, which bounds the lengths. [tokens]
+
+    Returns
+    -------
+    DrawnTraffic
+        The process.
 
     Raises
     ------
     InputError
-        If prefix reuse is described twice, or lengths are neither equal nor distributed.
+        If prefix reuse is described in two ways, or ``--lengths`` is unknown.
     """
 
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
@@ -210,7 +221,7 @@ def build_traffic(
 
 
 def _draw(inputs: Inputs) -> ServedRequests:
-    """ServedRequests that options describe."""
+    """Generate the requests that the options describe."""
 
     if not {"prompt", "generate", "rate", "req_s", "users"} & set(inputs.given):
         raise InputError(
@@ -247,7 +258,7 @@ def _draw(inputs: Inputs) -> ServedRequests:
 
 
 def _lengths(inputs: Inputs) -> tuple[TokenLengths, TokenLengths]:
-    """The lengths of prompts and answers, those that `plan` has where none are given."""
+    """Distributions of prompt and generated lengths, with the defaults of ``kvsim plan``."""
     plan = options_of("plan")
     prompt, generate = (
         getattr(inputs, name) if name in inputs.given else plan[name].value(plan[name].default)
@@ -257,7 +268,7 @@ def _lengths(inputs: Inputs) -> tuple[TokenLengths, TokenLengths]:
 
 
 def _rates(inputs: Inputs) -> float:
-    """Requests per second, the first of several; 0 if there is none, 1 where a rate is sought."""
+    """Request rate, the first if several are given; 0 if none is, and 1 if it is searched for."""
     given = inputs.given.get("rate", inputs.given.get("req_s"))
     if given is None:
         return 1.0 if inputs.find == "rate" and not inputs.users else 0.0
@@ -271,7 +282,7 @@ def _rates(inputs: Inputs) -> float:
 
 
 def _describe(inputs: Inputs, w: DrawnTraffic) -> str:
-    """The workload in words, as answers name it."""
+    """Describe the workload in words, for reports."""
     given = {name: inputs.given.get(name, options_of("plan")[name].default) for name in LENGTHS}
     said = f"{given['prompt']} in and {given['generate']} out"
     if w.users:
@@ -282,7 +293,7 @@ def _describe(inputs: Inputs, w: DrawnTraffic) -> str:
 
 
 def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
-    """What is assumed of drawn traffic."""
+    """Remarks on what was assumed in generating requests."""
     said = []
     spread = [
         f"--{name}"
@@ -309,7 +320,7 @@ def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
 
 
 def read_options(inputs: Inputs) -> ReadOptions:
-    """Collect how a trace is to be read.
+    """Collect how to read a trace file.
 
     Parameters
     ----------
@@ -319,12 +330,12 @@ def read_options(inputs: Inputs) -> ReadOptions:
     Returns
     -------
     ReadOptions
-        Format, columns, units, and what to do with bad or unordered rows.
+        Format, column names, units, and the handling of invalid or unordered rows.
 
     Raises
     ------
     InputError
-        For columns without a role or name.
+        If ``--columns`` is malformed or names a column twice.
     """
 
     columns = inputs.columns or ""

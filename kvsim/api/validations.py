@@ -1,4 +1,4 @@
-"""Techniques run for real and compared with predictions: counts, times, quality, whole plans."""
+"""``kvsim validate``: run techniques in PyTorch and compare them with their predictions."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -40,7 +40,7 @@ MAX_WINDOWS, MIN_SCORED = 8, 16
 
 
 def measured_stack(gpu: str) -> Stack:
-    """Load the stack that was measured with a profile, or that of kvsim's own kernels.
+    """Load the stack that was calibrated together with a hardware profile.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def measured_stack(gpu: str) -> Stack:
     Returns
     -------
     Stack
-        The stack beside the profile if there is one.
+        The stack file in the same folder; if there is none, the stack of kvsim's own kernels.
     """
 
     beside = stack_path(Path(gpu))
@@ -59,19 +59,22 @@ def measured_stack(gpu: str) -> Stack:
 
 @takes_options("validate")
 def validate(inputs: Inputs) -> Result[Any]:
-    """Run techniques for real; compare tokens, FLOPs, bytes and memory with predictions.
+    """Run techniques in PyTorch and compare FLOPs, bytes, memory and tokens with predictions.
 
-    With a profile that ``calibrate`` measured on this device as ``gpu``, times are compared.
+    If ``gpu`` is a profile that :func:`calibrate` measured on this device, times are compared as
+    well.
 
     Returns
     -------
     Result
-        The comparison; ``passed`` is False where something differs or an error is too large.
+        The comparison; ``.passed`` is False if a count differs without explanation or an error is
+        too large.
 
     Raises
     ------
     InputError
-        For what the command would refuse.
+        If an argument is unknown, malformed or out of range; the message names the argument and
+        says what was expected.
 
     Examples
     --------
@@ -97,7 +100,7 @@ def validate(inputs: Inputs) -> Result[Any]:
 
 
 def _show_bundle(inputs: Inputs) -> Result[Any]:
-    """Show what a session on a GPU has measured, on a machine that needs neither it nor PyTorch."""
+    """Show the results of a ``make.py gpu`` session, without a GPU or PyTorch."""
 
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
@@ -106,7 +109,7 @@ def _show_bundle(inputs: Inputs) -> Result[Any]:
 
 
 def _validate_as_before(inputs: Inputs) -> Result[Any]:
-    """The older spellings of the commands that are subcommands now."""
+    """Run the subcommand that an older spelling of the options stands for."""
     names = ["model", "device", "batch", "prompt", "generate", "gpu", "text"]
     run, more = validate_plan, {"file": inputs.plan}
     if inputs.per_layer:
@@ -187,10 +190,7 @@ def _compare_counts(inputs: Inputs, hardware: Hardware, techniques: list[Techniq
 def _compare_times(
     inputs: Inputs, hardware: Hardware, techniques: Sequence[Technique]
 ) -> Result[Any]:
-    """Run techniques over a grid, predict each from the profile, and compare.
-
-    The stack beside the profile then says how far off it was, and predictions say so with it.
-    """
+    """Run techniques over a grid of points and compare measured with predicted times."""
 
     import torch
 
@@ -255,12 +255,12 @@ def _compare_times(
 
 @takes_options("validate quality", "model")
 def validate_quality(inputs: Inputs) -> Result[Any]:
-    """Measure perplexity, attention and accepted drafts of techniques on a text.
+    """Measure perplexity, attention weights and accepted drafts of techniques on a text.
 
     Returns
     -------
     Result
-        What each technique loses.
+        Loss of each technique relative to the full cache.
 
     Examples
     --------
@@ -312,14 +312,15 @@ def validate_quality(inputs: Inputs) -> Result[Any]:
 
 @takes_options("validate layers", "model")
 def validate_layers(inputs: Inputs) -> Result[Any]:
-    """Measure what the keys and values of each layer lose alone at a few bits.
+    """Measure the loss from quantising the keys or the values of one layer at a time.
 
-    With ``bits``, a plan of so many bits is made of these losses and run for real.
+    With ``bits``, an assignment of widths to layers with that mean is computed from these losses
+    and run as well.
 
     Returns
     -------
     Result
-        Losses by layer and width, and those of the plan.
+        Loss by layer and width, and that of the assignment.
 
     Examples
     --------
@@ -373,17 +374,17 @@ def validate_layers(inputs: Inputs) -> Result[Any]:
 
 @takes_options("validate plan", "file")
 def validate_plan(inputs: Inputs) -> Result[Any]:
-    """Run a plan and full-precision KV; compare loss, times and memory with the plan's.
+    """Run the plan of a ``kvsim plan --json`` file, and compare loss, times and memory with it.
 
     Returns
     -------
     Result
-        What was measured beside what the plan says.
+        Measured and planned values, for the plan and for the full cache.
 
     Raises
     ------
     InputError
-        If the plan is of another model, cannot run here, or does not fit the machine's memory.
+        If the plan is for another model, cannot run here, or needs more memory than there is.
 
     Examples
     --------
