@@ -22,7 +22,7 @@ from kvsim.techniques.steps import Counted, tile_point
 
 
 def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
-    """Return what one GPU and its share of the host hold during a pass. [B]
+    """Return the memory of one GPU, and of its share of the host, during a pass. [B]
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
 
 
 def kept_share(deployment: Deployment, point: Point, layers: Counted) -> Number:
-    """Return how many of the tokens that caches would hold without selection they hold.
+    """Return the share of tokens that caches hold, of those without selection.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def kept_share(deployment: Deployment, point: Point, layers: Counted) -> Number:
 
 
 def layer_cache(at: LayerPass) -> Buffers:
-    """Return what one layer keeps besides its weights, by tier and name. [B]
+    """Return the memory of one layer's cache and buffers, by tier and name. [B]
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def layer_cache(at: LayerPass) -> Buffers:
 
 
 def layer_buffers(at: LayerPass, size: float) -> Buffers:
-    """Return weights and cache of one layer, by tier and name. [B]
+    """Return the memory of one layer's weights and cache, by tier and name. [B]
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ Known = dict[tuple[object, ...], list[Op]]
 def lay_out(
     deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Layout:
-    """Return the layout of a model whose ranges of layers do different things.
+    """Return the layout of a model whose ranges of layers have different parts.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def lay_out(
 
 
 def count_layers(layout: Layout) -> Counted:
-    """Return how many layers of each shape do the same.
+    """Count the layers of each shape that have the same parts.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def _segments(
 
 
 def same_parts(one: Parts, other: Parts) -> bool:
-    """Return whether two layers do the same, settings that are arrays included.
+    """Return whether two layers have equal parts; settings may be arrays.
 
     Parameters
     ----------
@@ -216,9 +216,9 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
 
 
 def mix_tokens(at: LayerPass) -> list[Op]:
-    """Return what mixes tokens in a layer, between its input and its output product.
+    """Return the ops of attention or of a recurrence, between a layer's projections.
 
-    A technique acts where there is a cache. Layers with a state run as they are.
+    Techniques change layers with a cache only; layers with a state run unchanged.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def join_steps(steps: list[Step]) -> Step:
-    """Return passes one after another as one.
+    """Join several passes that run one after another into one step.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [toke
 
 
 def divided_pass(deployment: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
-    """One pass of a replica, its sequences divided over ranks and micro-batches if it has any.
+    """Return one pass of a replica, divided over data-parallel ranks and micro-batches.
 
     Decoding has a micro-batch per stage. They follow one another, so that a round takes as many
     times the slowest stage as there are micro-batches, and never less than one way through all

@@ -124,7 +124,7 @@ class Technique:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether all layers are alike but for what a term itself varies by layer."""
+        """Whether all layers have the same terms."""
         return len(self.layers) == 1
 
     @cached_property
@@ -134,7 +134,7 @@ class Technique:
 
     @property
     def drafting(self) -> Drafting:
-        """The part that says who drafts, and how many tokens."""
+        """The method that drafts tokens, and how many."""
         return self.parts[0].drafting
 
     @cached_property
@@ -167,7 +167,7 @@ class Technique:
         return "; ".join(filter(None, [*map(str, self.layers), drafted]))
 
     def changed(self, **settings: Any) -> "Technique":
-        """Return the same with other settings, in every term that has them.
+        """Return the technique with other settings, in every term that has them.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Technique:
     # hooks
 
     def refuses(self, deployment: Deployment) -> str:
-        """Return why it cannot run, or an empty text.
+        """Return why the technique cannot run there, or an empty string.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class Technique:
         return all(part.exact for parts in self.parts for part in parts.by_axis())
 
     def needs_kernel(self, stack: str) -> str:
-        """Return what an engine would have to have first, or an empty text.
+        """Return the kernel that no engine ships but the prediction assumes, or an empty string.
 
         A stack of a serving engine is measured. A packed cache in a format that the engine does
         not ship is predicted by kernels that do not exist yet: no ranking puts it above the others.
@@ -236,7 +236,7 @@ class Technique:
 
     @property
     def assumes(self) -> str:
-        """What its speed rests on that the user has not said, if anything."""
+        """What the predicted speed assumes, such as an acceptance rate; empty if nothing."""
         return self.drafting.assumes
 
     @property
@@ -260,7 +260,7 @@ class Technique:
 
     @property
     def mixes(self) -> bool:
-        """Whether a prompt's ops can stand beside those of a decoding pass in one."""
+        """Whether one pass can hold parts of prompts and decoding sequences together."""
         alone = self.pass_width == 1 and self.tiles() == 1
         return alone and not any(parts.placement.streams for parts in self.parts)
 
@@ -284,7 +284,7 @@ class Technique:
     def with_rounds(
         self, drafts: int | None = None, acceptance: float | None = None
     ) -> "Technique":
-        """Return the same with other drafts per round, or another acceptance.
+        """Return the technique with other drafts per round, or another acceptance.
 
         Parameters
         ----------
@@ -333,9 +333,9 @@ class Technique:
         return lcm(*(parts.placement.tiles for parts in self.parts))
 
     def for_batches(self, batches: Array) -> "Technique":
-        """Return the same in as many parts, up to those set, as divide every batch.
+        """Return the technique with the most parts, up to those set, that divide every batch.
 
-        Batches that would need different numbers of parts leave it as it is.
+        If batches would need different numbers of parts, it is returned unchanged.
 
         Parameters
         ----------
@@ -422,7 +422,7 @@ class Technique:
     def attend(
         self, deployment: Deployment, point: Point, shape: LayerShape, parts: Parts | None = None
     ) -> list[Op]:
-        """Return the ops between the projections of one layer, whatever mixes tokens in it.
+        """Return the ops of one layer between its projections: attention or a recurrence.
 
         Parameters
         ----------
@@ -437,7 +437,7 @@ class Technique:
     # what stays
 
     def resident(self, deployment: Deployment, point: Point) -> Buffers:
-        """Return what one GPU and its share of the host hold during a pass. [B]
+        """Return the memory of one GPU, and of its share of the host, during a pass. [B]
 
         Parameters
         ----------
@@ -464,7 +464,7 @@ class Technique:
         return any(parts.placement.streams_weights for parts in self.parts)
 
     def uses_host(self, deployment: Deployment) -> bool:
-        """Return whether some of what it caches lives in host memory, or on a drive behind it.
+        """Return whether a share of the cache is in host memory or on a drive.
 
         Parameters
         ----------
@@ -499,7 +499,7 @@ class Technique:
         return self.cached(deployment, "layout", lambda: lay_out(deployment, ranges, self.parts))
 
     def cached(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
-        """Return what is true of it there at any batch, found when it is first asked for.
+        """Return a value that is the same at any batch, computed once per deployment.
 
         Parameters
         ----------

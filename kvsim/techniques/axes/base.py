@@ -106,10 +106,10 @@ class Parts:
 
 @frozen
 class LayerPass:
-    """One pass through one layer: all that its ops and its bytes depend on.
+    """One forward pass through one layer: the argument of every hook of a technique.
 
-    What every hook is asked with. Numbers may be arrays: settings along the first axis, batch and
-    context along the next ones; they broadcast against each other.
+    Numbers may be arrays: settings along the first axis, batch and context along the next ones.
+    They broadcast against each other.
 
     Attributes
     ----------
@@ -133,23 +133,23 @@ class LayerPass:
 
     @property
     def selection(self) -> "Selection":
-        """Which tokens stay and are read, budgets in tokens."""
+        """The selection of cached tokens, with its budgets in tokens."""
         own = self.parts.selection
         return own.for_prompt(self.p.prompt) if own.shares else own
 
     @property
     def storage(self) -> "Storage":
-        """How they are stored."""
+        """The format in which cached tokens are stored."""
         return self.parts.storage
 
     @property
     def placement(self) -> "Placement":
-        """The part that says where the cached tokens live."""
+        """The memory tier of cached tokens: GPU, host or drive."""
         return self.parts.placement
 
     @property
     def drafting(self) -> "Drafting":
-        """The part that says who drafts, and how many tokens."""
+        """The method that drafts tokens, and how many."""
         own = self.parts.drafting
         return own.for_prompt(self.p.prompt) if own.shares else own
 
@@ -160,12 +160,12 @@ class LayerPass:
 
     @property
     def cached(self) -> Number:
-        """Tokens per sequence that the layer would keep without selection. [tokens]"""
+        """Tokens per sequence that the layer caches if no selection drops any. [tokens]"""
         return attention.cached(self.d, self.p, self.shape)
 
     @property
     def kept_tokens(self) -> Number:
-        """Tokens per sequence that it keeps after the pass. [tokens]"""
+        """Tokens per sequence that the layer caches after the pass. [tokens]"""
         if "kept" not in self.known:
             self.known["kept"] = self.selection.count_kept(self)
         found: Number = self.known["kept"]
@@ -173,14 +173,14 @@ class LayerPass:
 
     @property
     def kept_of_prompt(self) -> Number:
-        """Tokens of the prompt that stay once it is read. [tokens]"""
+        """Prompt tokens per sequence that stay cached after prefill. [tokens]"""
         if self.selection.evicts == "never":
             return self.p.prompt
         return np.minimum(self.p.prompt, self.selection.count_kept_prompt(self))
 
     @property
     def staying(self) -> Number:
-        """New tokens of the batch that stay: rejected drafts do not. [tokens]"""
+        """New tokens of the batch that stay cached, without rejected drafts. [tokens]"""
         if not self.parts.keeps:
             return 0.0
         if self.p.prefill or not self.drafting.drafts:
@@ -188,7 +188,7 @@ class LayerPass:
         return self.p.batch * (1.0 + self.drafting.accepted)
 
     def without_window(self) -> "LayerPass":
-        """The same of a layer without a window."""
+        """This pass, in a layer without a sliding window."""
         return LayerPass(self.d, self.p, LayerShape(), self.parts, self.part)
 
     def in_pass(self, point: Point) -> "LayerPass":
@@ -223,7 +223,7 @@ class Term:
             check(self.name, f.name, getattr(self, f.name), f.metadata)
 
     def pieces(self) -> "tuple[Part, ...]":
-        """Return the parts that the name stands for, at most one per axis."""
+        """Return the parts that make up the term, at most one per axis."""
         raise NotImplementedError
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
@@ -308,7 +308,7 @@ class Part(Term):
         cls.launches = vars(cls).get("launches", Launches())  # a subclass runs by other code
 
     def pieces(self) -> "tuple[Part, ...]":
-        """Return the part itself."""
+        """Return this part, as a tuple of one."""
         return (self,)
 
     @cached_property
@@ -339,7 +339,7 @@ class Part(Term):
 
     @property
     def exact(self) -> bool:
-        """Whether tokens are those of full-precision KV, up to rounding."""
+        """Whether outputs equal those with a full-precision cache, up to rounding."""
         return False
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
@@ -364,7 +364,7 @@ class Part(Term):
         return self
 
     def refuses(self, deployment: Deployment, parts: "Parts") -> str:
-        """Return why it cannot run, or an empty text.
+        """Return why the part cannot run there, or an empty string.
 
         Parameters
         ----------
@@ -374,9 +374,9 @@ class Part(Term):
         return ""
 
     def shared_buffers(self, at: "LayerPass") -> Buffers:
-        """Return buffers that all layers use in turn, by tier and name. [B]
+        """Return the memory of buffers that layers share, by tier and name. [B]
 
-        They count once, at the largest layer. Asked for every part.
+        They are counted once, for the layer that needs most.
 
         Parameters
         ----------
@@ -385,7 +385,7 @@ class Part(Term):
         return {}
 
     def scratch(self, at: "LayerPass") -> Any:
-        """Return copies of one layer's cache that are alive during attention only. [B]
+        """Return the memory of temporary copies of one layer's cache during attention. [B]
 
         Parameters
         ----------
@@ -424,16 +424,16 @@ class Selection(Part):
 
     @property
     def queries(self) -> int:
-        """Query tokens of a decoding pass that yields one token."""
+        """Query tokens per sequence in a decoding pass that yields one token."""
         return 1
 
     @property
     def exact(self) -> bool:
-        """Whether a query reads every token."""
+        """Whether every query attends to every token."""
         return type(self) is Selection
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why it cannot run: tokens that leave one by one have to be stored one by one.
+        """Return why the selection cannot run: evicting tokens needs storage by single token.
 
         Parameters
         ----------
@@ -480,11 +480,11 @@ class Selection(Part):
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt's attention scores are needed, and so leave the chip."""
+        """Whether attention over the prompt has to write its scores to GPU memory."""
         return False
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads beyond the tokens that a query sees. [B]
+        """Return the bytes that attention reads besides the selected tokens. [B]
 
         Parameters
         ----------
@@ -493,7 +493,7 @@ class Selection(Part):
         return 0.0
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Return ops before attention in decoding: estimates, moved positions.
+        """Return the ops before attention in decoding, such as estimates or shifted positions.
 
         Parameters
         ----------
@@ -502,7 +502,7 @@ class Selection(Part):
         return []
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return ops after attention: upkeep in decoding, the choice of what stays in prefill.
+        """Return the ops after attention: updated scores in decoding, eviction in prefill.
 
         Parameters
         ----------
@@ -511,7 +511,7 @@ class Selection(Part):
         return []
 
     def density(self, at: LayerPass) -> Number | None:
-        """Return the share of a prompt's causal pairs that is computed, None for all.
+        """Return the share of a prompt's causal query-key pairs that is computed; None for all.
 
         Parameters
         ----------
@@ -520,7 +520,7 @@ class Selection(Part):
         return None
 
     def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
-        """Return a prompt's attention with the products of the pairs that are computed.
+        """Return a prompt's attention reduced to the query-key pairs that are computed.
 
         Parameters
         ----------
@@ -535,7 +535,7 @@ class Selection(Part):
     def attend(self, at: LayerPass) -> list[Op]:
         """Return the ops between a layer's projections, in issue order.
 
-        The hooks of all axes meet here. Override it where attention itself is another.
+        It calls the hooks of all axes. Override it for techniques that change attention itself.
 
         Parameters
         ----------
@@ -562,7 +562,7 @@ class Selection(Part):
     def borrow(self, at: LayerPass) -> list[Op]:
         """Return the ops of a layer that attends to the cache of an earlier one.
 
-        Nothing is packed, dropped or sent home; what lives on the host is fetched once more.
+        Nothing is quantised, evicted or copied to the host; tokens on the host are fetched again.
 
         Parameters
         ----------
@@ -574,9 +574,9 @@ class Selection(Part):
         return [*place.runtime(at), *place.fetch(at), *self.prepare(at), *place.attend(at)]
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Return what one layer keeps besides the cache, by tier and name. [B]
+        """Return the memory that one layer needs besides its cache, by tier and name. [B]
 
-        Scores, bounds of pages, copies on the host.
+        Examples are scores, bounds of pages, and copies on the host.
 
         Parameters
         ----------
@@ -585,7 +585,7 @@ class Selection(Part):
         return {}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read, where it is cut afterwards."""
+        """Return the memory of one layer's full cache in prefill, if it is cut after it. [B]"""
         return {} if self.evicts == "never" else ops.prompt_kv(at.d, at.p)
 
     def predecoding(self, parts: Parts) -> Parts | None:
@@ -608,21 +608,21 @@ class Storage(Part):
 
     @property
     def stored(self) -> Format:
-        """Format of cached numbers where they live."""
+        """Format of the numbers in the cache."""
         return FP16
 
     @property
     def read(self) -> Format:
-        """Format that the GPU's attention reads; fp16 if numbers are widened on their way to it."""
+        """Format that the attention kernel reads; fp16 if numbers are dequantised before it."""
         return self.stored
 
     @property
     def upper(self) -> "Storage | None":
-        """The same cache read at half its bits, where it is stored in halves."""
+        """The upper bits of a hierarchical cache, which drafts read; None for other caches."""
         return None
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Which kernels a low-bit answer stands for."""
+        """Return which kernels the predicted time of a low-bit cache assumes."""
         stack, said = at.d.stack, "the low-bit cache assumes"
         if self.read != self.stored:
             share = stack.kernel("quantise").memory
@@ -653,16 +653,16 @@ class Storage(Part):
 
     @property
     def by_token(self) -> bool:
-        """Whether one token's numbers can be dropped, moved or fetched alone."""
+        """Whether single tokens can be dropped, moved or fetched without their neighbours."""
         return True
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt's attention scores are needed, and so leave the chip."""
+        """Whether attention over the prompt has to write its scores to GPU memory."""
         return False
 
     def scores_prompt(self, at: "LayerPass") -> bool:
-        """Return whether the prompt's scores leave the chip in this software.
+        """Return whether this stack writes the prompt's scores to GPU memory.
 
         Parameters
         ----------
@@ -672,11 +672,11 @@ class Storage(Part):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is packed."""
+        """Whether the cache is stored without quantisation."""
         return not self.stored.packs
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Return ops before attention: the packing of tokens that the pass adds.
+        """Return the ops before attention, which quantise the new tokens.
 
         Parameters
         ----------
@@ -685,7 +685,7 @@ class Storage(Part):
         return []
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return ops after attention; none where tokens are packed as they come.
+        """Return the ops after attention; none if tokens are quantised before it.
 
         Parameters
         ----------
@@ -694,7 +694,7 @@ class Storage(Part):
         return []
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
-        """Return ops that make the keys of chosen tokens readable.
+        """Return the ops that dequantise or reconstruct the keys of chosen tokens.
 
         Parameters
         ----------
@@ -704,9 +704,9 @@ class Storage(Part):
         return []
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads besides numbers in the format it reads. [B]
+        """Return the bytes that attention reads besides keys and values in the format ``read``. [B]
 
-        Below 0 where it reads fewer.
+        Negative if it reads fewer.
 
         Parameters
         ----------
@@ -715,9 +715,9 @@ class Storage(Part):
         return 0.0
 
     def extra_flops(self, at: LayerPass) -> Number:
-        """Return what attention multiplies besides whole keys and values. [FLOP]
+        """Return the FLOPs of attention besides those of whole keys and values. [FLOP]
 
-        Below 0 where these are thinner.
+        Negative if channels are pruned.
 
         Parameters
         ----------
@@ -747,9 +747,9 @@ class Storage(Part):
         return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return keys and values that one layer keeps if all is on the GPU. [B]
+        """Return the bytes of one layer's keys and of its values, all on the GPU. [B]
 
-        Tails in full precision are left out.
+        Recent tokens in full precision are not counted.
 
         Parameters
         ----------
@@ -758,7 +758,7 @@ class Storage(Part):
         return _format_side_bytes(at, self.read)
 
     def tail_bytes(self, at: LayerPass) -> Number:
-        """Return what stays on the GPU in full precision wherever the rest is. [B]
+        """Return the bytes of recent tokens in full precision, which stay on the GPU. [B]
 
         Parameters
         ----------
@@ -768,7 +768,7 @@ class Storage(Part):
         return at.p.batch * self.read.tail_bytes(m.k_width, m.v_width)
 
     def host_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return keys and values in host memory if all that can move is there. [B]
+        """Return the bytes of one layer's keys and values in host memory, if all are there. [B]
 
         Parameters
         ----------
@@ -779,7 +779,7 @@ class Storage(Part):
         )
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """Return what one layer keeps if all is on the GPU, by name; ``kv`` is the cache. [B]
+        """Return the memory of one layer's cache on the GPU, by buffer; ``kv`` is the cache. [B]
 
         Parameters
         ----------
@@ -803,22 +803,22 @@ class Placement(Part):
 
     @property
     def exact(self) -> bool:
-        """Moving numbers does not change them."""
+        """Always true: copies do not change numbers."""
         return True
 
     @property
     def k_host(self) -> Number:
-        """Share of the cached keys that lives in host memory and is copied to the GPU."""
+        """Share of the cached keys that is in host memory and is copied to the GPU."""
         return 0.0
 
     @property
     def v_host(self) -> Number:
-        """Share of the cached values that lives in host memory and is copied to the GPU."""
+        """Share of the cached values that is in host memory and is copied to the GPU."""
         return 0.0
 
     @property
     def on_cpu(self) -> Number:
-        """Share of the cached tokens that the CPU attends to."""
+        """Share of the cached tokens whose attention the CPU computes."""
         return 0.0
 
     @property
@@ -842,7 +842,7 @@ class Placement(Part):
         return False
 
     def weights_alone(self) -> "Placement":
-        """Return the same for weights and hidden states, with caches on the GPU."""
+        """Return this placement of weights and hidden states, with all caches on the GPU."""
         return self
 
     @property
@@ -851,7 +851,7 @@ class Placement(Part):
         return 1
 
     def runtime(self, at: LayerPass) -> list[Op]:
-        """Return the fixed time of software that moves caches, as an op.
+        """Return an op with the fixed time per layer of software that offloads caches.
 
         Parameters
         ----------
@@ -860,7 +860,7 @@ class Placement(Part):
         return []
 
     def fetch(self, at: LayerPass) -> list[Op]:
-        """Return the ops that bring the cache to the GPU in decoding.
+        """Return the ops that copy the cache from the host to the GPU in decoding.
 
         Parameters
         ----------
@@ -869,7 +869,7 @@ class Placement(Part):
         return []
 
     def store(self, at: LayerPass) -> list[Op]:
-        """Return the ops that send new tokens home.
+        """Return the ops that copy the keys and values of new tokens to the host.
 
         Parameters
         ----------
@@ -887,7 +887,7 @@ class Placement(Part):
         return ()
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Return the ops of a decoding pass's attention.
+        """Return the ops of attention in a decoding pass.
 
         Parameters
         ----------
@@ -896,7 +896,7 @@ class Placement(Part):
         return attend(at)
 
     def finish(self, at: LayerPass) -> list[Op]:
-        """Return what else is sent home once the prompt has been attended to.
+        """Return further copies to the host after the prompt's attention.
 
         Parameters
         ----------
@@ -905,7 +905,7 @@ class Placement(Part):
         return []
 
     def prefetch(self, at: LayerPass) -> list[Op]:
-        """Return copies of weights and hidden states, which start before the layer does.
+        """Return the copies of weights and hidden states that start before the layer.
 
         Parameters
         ----------
@@ -927,7 +927,7 @@ class Placement(Part):
         return ()
 
     def cache(self, at: LayerPass) -> Buffers:
-        """Return what one layer's storage keeps, by tier and name. [B]
+        """Return the memory of one layer's cache, by tier and name. [B]
 
         Parameters
         ----------
@@ -936,7 +936,7 @@ class Placement(Part):
         return {"gpu": at.storage.resident(at)}
 
     def draft_room(self, at: LayerPass) -> Buffers:
-        """Return the room for a round's drafts in the layer's own cache. [B]
+        """Return the memory that the layer's cache reserves for a round's drafts. [B]
 
         Parameters
         ----------
@@ -945,7 +945,7 @@ class Placement(Part):
         return {"gpu": {"kv": sum(draft_bytes(at))}} if at.drafting.room else {}
 
     def weights(self, size: float) -> Buffers:
-        """Return the weights of one layer, by tier and name. [B]
+        """Return the memory of one layer's weights, by tier and name. [B]
 
         Parameters
         ----------
@@ -963,7 +963,7 @@ class Drafting(Part):
 
     @property
     def exact(self) -> bool:
-        """Verified tokens are the model's own."""
+        """Always true: verified tokens are those that the model would generate."""
         return True
 
     @property
@@ -973,7 +973,7 @@ class Drafting(Part):
 
     @property
     def verified(self) -> int:
-        """Tokens that the verifying pass has per sequence: more than a chain's in a tree."""
+        """Tokens per sequence in the verifying pass: all drafts, and one token more."""
         return self.drafts + 1
 
     @property
@@ -983,13 +983,13 @@ class Drafting(Part):
 
     @property
     def assumes(self) -> str:
-        """What its speed rests on that the user has not said, if anything."""
+        """What the predicted speed assumes, such as an acceptance rate; empty if nothing."""
         return ""
 
     def lacks(self, model: Model) -> str:
-        """Return why a model as published has nothing to draft with, or an empty text.
+        """Return why a published model cannot draft by this method, or an empty string.
 
-        Not a part of ``refuses``: a real run may train or invent what is lacking.
+        Not a part of ``refuses``: a real run may use untrained heads.
 
         Parameters
         ----------
@@ -999,11 +999,11 @@ class Drafting(Part):
 
     @property
     def spread(self) -> float:
-        """Relative standard deviation of tokens per round where acceptance is not given."""
+        """Relative standard deviation of tokens per round, if acceptance is not given."""
         return 0.0
 
     def own_pass(self, point: Point, parts: Parts) -> Parts | None:
-        """Return the parts with which the model's own layers draft, None if others draft.
+        """Return the parts of a draft pass through the model's layers; None for other drafters.
 
         Parameters
         ----------
@@ -1013,7 +1013,7 @@ class Drafting(Part):
         return None
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """Return the draft passes of a round that are not the model's own.
+        """Return the draft passes of a round by a draft model or head.
 
         Parameters
         ----------
@@ -1023,7 +1023,7 @@ class Drafting(Part):
         return ()
 
     def round_ops(self, deployment: Deployment, point: Point) -> tuple[Op, ...]:
-        """Return what the engine does once a round besides the passes.
+        """Return the engine's work per round besides the passes.
 
         Parameters
         ----------
@@ -1043,7 +1043,7 @@ class Drafting(Part):
         return ()
 
     def fill_draft_cache(self, at: LayerPass) -> list[Op]:
-        """Return what a layer does for the drafts once it has read the prompt.
+        """Return the ops that fill a layer's draft cache after prefill.
 
         Parameters
         ----------
@@ -1052,7 +1052,7 @@ class Drafting(Part):
         return []
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what verification moves for the drafts within attention. [B]
+        """Return the bytes that verification writes for the drafts within attention. [B]
 
         Parameters
         ----------
@@ -1062,11 +1062,11 @@ class Drafting(Part):
 
     @property
     def room(self) -> int:
-        """Tokens for which the layers' own caches need more room. [tokens]"""
+        """Further tokens per sequence that the layers' caches reserve for drafts. [tokens]"""
         return 0
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Return what a layer keeps for the drafts besides its cache. [B]
+        """Return the memory of a layer's draft cache, by tier and name. [B]
 
         Parameters
         ----------
@@ -1075,7 +1075,7 @@ class Drafting(Part):
         return {}
 
     def draft_weights(self, at: LayerPass) -> Buffers:
-        """Return weights that a layer has for the drafts besides its own. [B]
+        """Return the memory of a layer's weights that only drafts use. [B]
 
         Parameters
         ----------
@@ -1084,7 +1084,7 @@ class Drafting(Part):
         return {}
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """Return what is kept for the drafts outside the model's layers. [B]
+        """Return the memory of a draft model or head, by tier and name. [B]
 
         Parameters
         ----------
@@ -1100,7 +1100,7 @@ class Drafting(Part):
 def attend(
     at: LayerPass, after: tuple[str, ...] = (), *, extra_bytes: Number = 0.0, **more: Any
 ) -> list[Op]:
-    """Return attention of the new tokens over what the selection reads, as it is stored.
+    """Return attention of the new tokens over the selected tokens, in their stored format.
 
     Parameters
     ----------
@@ -1148,7 +1148,7 @@ def _with_pairs(op: Op, at: LayerPass, pairs: Number) -> Op:
 
 
 def pack(at: LayerPass) -> list[Op]:
-    """Return the packing of what a pass adds: of the prompt what stays, later every new token.
+    """Return the op that quantises kept prompt tokens in prefill, and new tokens later.
 
     Parameters
     ----------
@@ -1176,7 +1176,7 @@ def resident_kv(at: LayerPass, stored: Format) -> Number:
 
 
 def draft_bytes(at: LayerPass) -> tuple[Number, Number]:
-    """Return keys and values of the drafts that a layer's own cache has room for. [B]
+    """Return the memory that a layer's cache reserves for the drafts of a round. [B]
 
     Parameters
     ----------

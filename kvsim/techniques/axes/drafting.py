@@ -41,7 +41,7 @@ DRAFTS_OVER = {
 
 
 def acceptance_param(default: Acceptance = "auto") -> Any:
-    """Return the setting: accepted over drafted tokens, or shares of rounds by position.
+    """Return the field for ``acceptance``: accepted over drafted tokens, or by position.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
 
 
 def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
-    """Return where an acceptance comes from that the user has not given.
+    """Return the source of an acceptance that is not given, or an empty string.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
 
 @frozen
 class Rounds(Drafting):
-    """Drafting whose acceptance the user gives, or that was measured for such drafts."""
+    """Base: drafting with an acceptance that is given, or measured for such drafts."""
 
     name = "rounds"
     shape: ClassVar[str] = ""  # of the drafts, where the library tells them apart
@@ -177,7 +177,7 @@ class Rounds(Drafting):
 
     @property
     def accepted(self) -> float:
-        """Of gamma drafts; none where nothing is known, and then it is refused."""
+        """Drafts accepted per round, on average; 0 if unknown, which ``refuses`` reports."""
         if self._unknown or not self.gamma:
             return 0.0
         found = None if self._published else self._measured
@@ -187,7 +187,7 @@ class Rounds(Drafting):
 
     @property
     def assumes(self) -> str:
-        """An acceptance that was measured elsewhere."""
+        """The assumed acceptance and its source, if it is not given."""
         found = self._measured
         if not self.gamma or (found is None and self.acceptance not in ("auto", *TASKS)):
             return ""
@@ -201,22 +201,22 @@ class Rounds(Drafting):
 
     @property
     def spread(self) -> float:
-        """Between the models and texts of the library."""
+        """Relative standard deviation of tokens per round over models and texts."""
         found = self._measured
         return 0.0 if found is None or not self.gamma else found.spread
 
     @property
     def room(self) -> int:
-        """What a round verifies besides one token lies in them."""
+        """Tokens that verification adds to the cache besides one. [tokens]"""
         return self.verified - 1
 
     @property
     def branching(self) -> bool:
-        """Whether drafts are a tree, of which the best path is taken."""
+        """Whether drafts form a tree, of which the longest accepted path is kept."""
         return self.verified > self.gamma + 1
 
     def round_ops(self, deployment: Deployment, point: Point) -> tuple[Op, ...]:
-        """What the engine does around a round's passes."""
+        """Return the engine's time per round besides the passes."""
         times = deployment.stack.drafts
         fixed = times.round + times.sequence * point.batch
         fixed = fixed + times.tree * self.branching
@@ -226,7 +226,7 @@ class Rounds(Drafting):
         return (Op("round", fixed=fixed, launches=0.0, sync=deployment.stack.eager),)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Nothing is taken for granted about how many drafts are accepted."""
+        """Return why it cannot run, such as an unknown acceptance, or an empty string."""
         if self._unknown:
             return (
                 f"the acceptance rate of {self.gamma} such drafts is unknown; give yours as "
@@ -239,8 +239,8 @@ class Rounds(Drafting):
 class Selfdraft(Drafting):
     """Drafts with the model's own layers.
 
-    They read the upper half of a hierarchical cache, or a small cache of their own beside the
-    verified one: attention sinks and a window, or what SnapKV keeps of the prompt and all since.
+    They read the upper half of a hierarchical cache, or a small separate cache: attention sinks
+    and a window, or the prompt tokens that SnapKV keeps and all later ones.
 
     References
     ----------
@@ -273,7 +273,7 @@ class Selfdraft(Drafting):
 
     @property
     def launch_tables(self) -> tuple[Launches, ...]:
-        """By what drafts read, if there are any."""
+        """Kernels of each op, which depend on the cache that drafts read."""
         return (DRAFTS_OVER[self.reads],) if self.gamma else ()
 
     @property
@@ -283,7 +283,7 @@ class Selfdraft(Drafting):
 
     @property
     def assumes(self) -> str:
-        """An acceptance that was measured elsewhere."""
+        """The assumed acceptance and its source, if it is not given."""
         return assumed_acceptance(self.acceptance, self.accepted, self.gamma)
 
     @property
@@ -296,7 +296,7 @@ class Selfdraft(Drafting):
         return self.gamma > 0 and self.reads in ("streamingllm", "snapkv")
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Drafts need what they read, and tokens that can be taken back."""
+        """Return why it cannot draft, or an empty string."""
         selection, storage = parts.selection, parts.storage
         if not self.gamma:
             return ""
@@ -307,7 +307,7 @@ class Selfdraft(Drafting):
         return can_roll_back(selection)
 
     def own_pass(self, point: Point, parts: Parts) -> Parts:
-        """The model's layers over what a draft sees."""
+        """Return the parts of a draft pass: the model's layers over the draft's cache."""
         plain, mlp = Drafting(), self._mlp
         if self.reads == "upper":
             upper = parts.storage.upper
@@ -320,7 +320,7 @@ class Selfdraft(Drafting):
         return Parts(seen, Storage(), place, plain, mlp, keeps=False)
 
     def fill_draft_cache(self, at: LayerPass) -> list[Op]:
-        """The draft cache is filled."""
+        """Return the ops that fill the draft cache after prefill."""
         if not self._has_draft_cache:
             return []
         if self.reads == "streamingllm":
@@ -333,14 +333,14 @@ class Selfdraft(Drafting):
         return [replace(op, name=f"draft_{op.name}") for op in filled]  # beside the selection's
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what verification writes into the draft cache besides the model's own. [B]"""
+        """Return the bytes that verification writes into the draft cache. [B]"""
         if not self._has_draft_cache or at.p.prefill:
             return 0.0
         return ops.kv_bytes(at.d.shard, at.p.tokens)
 
     @property
     def room(self) -> int:
-        """A round's drafts; upper halves have room for them."""
+        """Cache slots of a round's drafts; a hierarchical cache has them already. [tokens]"""
         return 0 if self.reads == "upper" else self.gamma
 
     def resident(self, at: LayerPass) -> Buffers:
@@ -354,7 +354,7 @@ class Selfdraft(Drafting):
         return {"gpu": {"draft kv": small}}
 
     def draft_weights(self, at: LayerPass) -> Buffers:
-        """The draft's MLP beside the model's own."""
+        """Return the memory of the draft's 4-bit MLP. [B]"""
         d, mlp = at.d, self._mlp
         if not self.gamma or mlp is None or d.weights == "int4" or at.shape.routed:
             return {}
@@ -362,10 +362,10 @@ class Selfdraft(Drafting):
         return {"gpu": {"draft weights": size}}
 
     def scratch(self, at: LayerPass) -> Number:
-        """What filling SnapKV's draft cache needs beside attention. [B]
+        """Return the temporary memory for filling SnapKV's draft cache. [B]
 
-        The layer's keys and values are copied out of their pages; then come the scores of the
-        prompt's last queries, or the chosen tokens, joined with the window, reordered.
+        The layer's keys and values are copied out of their pages. Scores of the last queries come
+        next, then the chosen tokens, joined with the window and reordered.
         """
         p, m = at.p, at.d.shard
         if self.reads != "snapkv" or not p.prefill or not self._has_draft_cache:
@@ -379,7 +379,7 @@ class Selfdraft(Drafting):
 
 @frozen
 class DraftCache(Selection):
-    """What a draft sees of a small cache; with ``idle`` slots it is a ring, else it grows."""
+    """A small draft cache: a ring buffer if it has ``idle`` slots, else it grows."""
 
     name = "draft cache"
     launches = Launches(draft={"attn": 1})
@@ -389,7 +389,7 @@ class DraftCache(Selection):
 
     @property
     def launch_tables(self) -> tuple[Launches, ...]:
-        """A ring finds its slots by other kernels than a cache that grows."""
+        """Kernels of each op; a ring buffer needs others than a growing cache."""
         return (RING if self.idle else self.launches,)
 
     def count_kept(self, at: LayerPass) -> Number:
@@ -410,7 +410,7 @@ class DraftCache(Selection):
 
 
 def can_roll_back(selection: Selection) -> str:
-    """Return why rejected drafts could not be taken back, or an empty text.
+    """Return why rejected drafts cannot be removed from the cache, or an empty string.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class HostPlacement(Placement):
 
     @property
     def launch_tables(self) -> tuple[Launches, ...]:
-        """A cache in two places takes kernels for each; the CPU has its own."""
+        """Kernels of each op; a cache on both GPU and host needs some for either."""
         parted = (PARTED_CACHE, self.host_share), (PARTED_WEIGHTS, self.weights_host)
         found = [table for table, x in parted if positive(x) and not np.all(x == 1)]
         return (CPU_CACHE if positive(self.cpu_share) else HostPlacement.launches, *found)
@@ -124,13 +124,13 @@ class HostPlacement(Placement):
 
     @property
     def streams(self) -> bool:
-        """All but values, which are fetched when they are chosen."""
+        """Whether copies run ahead of layers; not so for values fetched after a choice."""
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
         return any(map(positive, moves))
 
     @property
     def fills_drive(self) -> bool:
-        """Whether a share of cache, weights or hidden states is there."""
+        """Whether a share of cache, weights or hidden states is on a drive."""
         return any(map(positive, (self.cache_disk, self.weights_disk, self.states_disk)))
 
     @property
@@ -144,13 +144,13 @@ class HostPlacement(Placement):
         return (first,) if first else ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Self:
-        """The first layers keep their cache; their weights are placed like all."""
+        """Return the placement of one layer; the first layers keep their cache on the GPU."""
         if index >= self._first_offloaded(deployment):
             return self
         return self.weights_alone()
 
     def weights_alone(self) -> Self:
-        """The same with every cache on the GPU."""
+        """Return this placement of weights and hidden states, with all caches on the GPU."""
         own = {"host_share": 0, "values_host": 0, "split": 0, "cpu_share": 0, "cache_disk": 0}
         return replace(self, **own, gpu_layers=0)
 
@@ -165,7 +165,7 @@ class HostPlacement(Placement):
         return bool(np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12))
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why it cannot run: shares that exceed the whole, or what the CPU cannot do.
+        """Return why it cannot run: shares above 1 in sum, or storage that the CPU cannot read.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class HostPlacement(Placement):
         return ops.copy("load_kv", "h2d", size, launches=2, after=(BUFFER_FREE,), prefetch=True)
 
     def fetch(self, at: LayerPass) -> list[Op]:
-        """The host's share of the cache is copied to the GPU, and widened where it is packed."""
+        """Return the ops that copy the host's share to the GPU, and dequantise it if needed."""
         if not self.loads:
             return []
         widened: list[Op] = []
@@ -225,7 +225,7 @@ class HostPlacement(Placement):
         return [*loaded, *(replace(op, after=tuple(x.name for x in loaded)) for op in widened)]
 
     def store(self, at: LayerPass) -> list[Op]:
-        """New tokens go home."""
+        """Return the ops that copy new keys and values to the host."""
         d, p, m = at.d, at.p, at.d.shard
         cpu = self.cpu_share if p.prefill else 0.0  # in decoding sent along with the queries
         if not self.loads and not positive(cpu):
@@ -256,7 +256,7 @@ class HostPlacement(Placement):
         return 1.0
 
     def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
-        """The loaded tokens, where a pass that decodes needs some from the host."""
+        """Return the names of the copies that attention waits for in decoding."""
         if at.p.prefill or not self.loads:
             return ()
         return tier_names("load_kv", self.cache_disk)
@@ -282,14 +282,14 @@ class HostPlacement(Placement):
         ]
 
     def output_wait(self, at: LayerPass) -> tuple[str, ...]:
-        """Where the CPU attends, its answer."""
+        """Return the names of the copies of the CPU's attention output to the GPU."""
         if not positive(self.cpu_share) or at.p.prefill:
             return ()
         # while the CPU attends for one part of the batch, the GPU goes on with the one before
         return ("return_out@-1" if self.parts > 1 else "return_out",)
 
     def prefetch(self, at: LayerPass) -> list[Op]:
-        """Copies of weights and hidden states, where those live on the host."""
+        """Return the copies of weights and hidden states that are on the host."""
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
@@ -303,7 +303,7 @@ class HostPlacement(Placement):
         return found
 
     def weights_wait(self) -> tuple[str, ...]:
-        """The copy of streamed weights, where any are streamed."""
+        """Return the name of the copy of streamed weights, if there is one."""
         if not positive(self.weights_host):
             return ()
         return tier_names(STREAMED_WEIGHTS, self.weights_disk)
@@ -311,7 +311,7 @@ class HostPlacement(Placement):
     # what is resident where
 
     def cache(self, at: LayerPass) -> Buffers:
-        """Each share where it lives."""
+        """Return the memory of each share, by tier and name. [B]"""
         whole = at.storage.resident(at)
         if not self.loads and not positive(self.cpu_share):
             return {"gpu": whole}
@@ -326,7 +326,7 @@ class HostPlacement(Placement):
         }
 
     def loaded_cache(self, at: LayerPass, home: tuple[Number, Number]) -> dict[str, Number]:
-        """What the host holds of one layer for copies to the GPU. [B]
+        """Return the bytes of one layer's cache on the host that are copied to the GPU. [B]
 
         Parameters
         ----------
@@ -335,7 +335,7 @@ class HostPlacement(Placement):
         return {"kv": self.k_host * home[0] + self.v_host * home[1]}
 
     def draft_room(self, at: LayerPass) -> Buffers:
-        """Each share where it lives."""
+        """Return the memory of each share, by tier and name. [B]"""
         if not at.drafting.room:
             return {}
         k, v = draft_bytes(at)
@@ -347,7 +347,7 @@ class HostPlacement(Placement):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """Return the memory of two buffers for copies from the host, and of hidden states. [B]
 
-        The latter are those of a batch whose parts pass a layer one after another.
+        Hidden states are kept if parts of the batch pass through a layer one after another.
         """
         d, p = at.d, at.p
         gpu: dict[str, Number] = {}
@@ -404,7 +404,7 @@ class HostPlacement(Placement):
         return 0.0
 
     def weights(self, size: float) -> Buffers:
-        """Return where a layer's weights live.
+        """Return the memory of a layer's weights, by tier. [B]
 
         Parameters
         ----------

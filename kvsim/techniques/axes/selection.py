@@ -26,25 +26,25 @@ class Bounded(Selection):
         raise NotImplementedError
 
     def prompt_budget(self) -> Number:
-        """The budget, which losses are told by."""
+        """Return the budget, by which losses of quality are compared. [tokens]"""
         return self.budget
 
     def count_kept(self, at: LayerPass) -> Number:
-        """The budget at most."""
+        """Return the cached tokens, at most the budget. [tokens]"""
         return np.minimum(at.cached, self.budget)
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """The budget at most."""
+        """Return the cached tokens, at most the budget. [tokens]"""
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Tokens that are kept, all of which a query sees. [tokens]"""
+        """Return the kept tokens, all of which a query attends to. [tokens]"""
         return self.budget
 
 
 @frozen
 class Thinned(Selection):
-    """A selection whose heads keep a part of their tokens, however many there are."""
+    """A selection whose heads keep a share of their tokens instead of a fixed number."""
 
     evicts = "always"
     per_head = True
@@ -59,11 +59,11 @@ class Thinned(Selection):
         raise NotImplementedError
 
     def count_kept(self, at: LayerPass) -> Number:
-        """The mean over heads."""
+        """Return the mean over heads. [tokens]"""
         return self.mean_kept(at.cached)
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """The mean over heads."""
+        """Return the mean over heads. [tokens]"""
         return self.mean_kept(at.p.length)
 
     def limit(self, at: LayerPass) -> Number:
@@ -71,7 +71,7 @@ class Thinned(Selection):
         return self.mean_kept(at.cached)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """What stays of the prompt is gathered; later a token takes a dropped one's slot."""
+        """Return the op that gathers the kept prompt; later tokens overwrite dropped ones."""
         if not at.p.prefill:
             return []
         kept = self.mean_kept(at.p.length)
@@ -93,7 +93,7 @@ def select(at: LayerPass, budget: Number, scored: Number) -> Op:
 
 
 def gather_kept(at: LayerPass, budget: Number) -> Op:
-    """Return the op that copies what is kept of the prompt to where it stays.
+    """Return the op that gathers the kept prompt tokens into a contiguous cache.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def compact(at: LayerPass, budget: Number, scored: Number) -> list[Op]:
 
 
 def score_upkeep(at: LayerPass, tokens: Number) -> list[Op]:
-    """Return the op by which scores leave the kernel and are added up in fp32 per head.
+    """Return the op that writes attention scores and accumulates them in fp32 per head.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class PromptCut(Selection):
         raise NotImplementedError
 
     def prompt_budget(self) -> Number:
-        """The mean over heads."""
+        """Return the mean over heads. [tokens]"""
         return self.budget
 
     def count_kept(self, at: LayerPass) -> Number:
@@ -216,11 +216,11 @@ class PromptCut(Selection):
         return np.minimum(at.cached, kept_tokens(at, self.budget))
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """The budget at most."""
+        """Return the cached tokens, at most the budget. [tokens]"""
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Tokens that are kept, all of which a query sees. [tokens]"""
+        """Return the kept tokens, all of which a query attends to. [tokens]"""
         return kept_tokens(at, self.budget)
 
     def complete(self, at: LayerPass) -> list[Op]:
@@ -242,11 +242,11 @@ class SparsePrompt(Selection):
 
     @property
     def family(self) -> Family:
-        """Nothing is dropped; what a query of the prompt does not read is missed."""
+        """The kind of loss: prompt queries skip keys, but nothing is evicted."""
         return "selection"
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """What the time of the prompt stands for where no such kernel was measured."""
+        """Return what the time of prefill assumes, if no such kernel was measured."""
         if "sparse-prompt" in at.d.stack.kernels:
             return ()
         return (
@@ -255,7 +255,7 @@ class SparsePrompt(Selection):
         )
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Return the ops that find out which pairs matter.
+        """Return the ops that estimate which query-key pairs matter.
 
         Parameters
         ----------
@@ -272,7 +272,7 @@ class SparsePrompt(Selection):
         return [*(self.estimate(at) if at.p.prefill else []), *super().borrow(at)]
 
     def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
-        """The part of the pairs, by kernels that choose."""
+        """Return attention over the chosen pairs, by a sparse kernel."""
         thin = super().thin_prompt(at, attention)
         return replace(thin, kernel="sparse-prompt") if thin.kernel == "prompt" else thin
 
@@ -318,9 +318,9 @@ def block_density(at: LayerPass, block: int, share: float) -> Number:
 
 @frozen
 class Chosen(Selection):
-    """Base: an estimate of every page's relevance, the best pages, attention to them.
+    """Base: estimates the relevance of every page and attends to the best pages.
 
-    What lives on the host is fetched after the choice, so that nothing hides the copy.
+    Pages on the host are fetched after the choice, so no computation hides the copy.
     """
 
     name = "chosen pages"
@@ -346,7 +346,7 @@ class Chosen(Selection):
         return np.minimum(self.tokens(at), at.kept_tokens)
 
     def fetched_tokens(self, at: LayerPass) -> Number:
-        """Return those of them that a step really fetches: by default all. [tokens]
+        """Return the tokens that a step fetches, without cached ones; by default all. [tokens]
 
         Parameters
         ----------
@@ -355,7 +355,7 @@ class Chosen(Selection):
         return self.host_tokens(at)
 
     def page_tokens(self) -> int:
-        """Return how many tokens lie together wherever one of them is chosen. [tokens]"""
+        """Return the tokens per page, which are chosen together. [tokens]"""
         raise NotImplementedError
 
     def pages(self, at: LayerPass) -> Number:
@@ -395,7 +395,7 @@ class Chosen(Selection):
         return []
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Pages are read alone, on the GPU."""
+        """Return why pages cannot be read separately on the GPU, or an empty string."""
         place, storage = parts.placement, parts.storage
         if deployment.shard.latent:
             return f"{self.name} compares pages by the keys of heads, not by a latent cache"

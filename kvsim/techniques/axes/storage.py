@@ -17,12 +17,12 @@ class WholeStorage(Storage):
     """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Half of the packed numbers are keys', half are values'."""
+        """Return half of the buffer for keys and half for values. [B]"""
         half = self.resident(at)["kv"] / 2
         return half, half
 
     def tail_bytes(self, at: LayerPass) -> Number:
-        """Fresh tokens are counted with the others, or as a buffer of their own."""
+        """Return 0: recent tokens are part of ``kv``, or have a separate buffer. [B]"""
         return 0.0
 
 
@@ -45,7 +45,7 @@ class Grouped(Storage):
 
     @property
     def stored(self) -> Format:
-        """Groups; plain numbers at 16 bits."""
+        """Format of the groups; fp16 at 16 bits."""
         values = self.bits if isinstance(self.value_bits, str) else self.value_bits
         if self.bits == values == 16:
             return FP16
@@ -53,7 +53,7 @@ class Grouped(Storage):
 
     @property
     def read(self) -> Format:
-        """Fp16 where numbers are widened on the GPU."""
+        """Format that attention reads: fp16 if numbers are dequantised before it."""
         return FP16 if self.host else self.stored
 
     def prepare(self, at: LayerPass) -> list[Op]:

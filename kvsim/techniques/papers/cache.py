@@ -48,7 +48,7 @@ class CacheKernel:
 
 @cache
 def load_kernels() -> tuple[CacheKernel, ...]:
-    """Return the shipped table."""
+    """Return the kernels of ``caches.csv``."""
     file = files("kvsim.techniques") / "caches.csv"
     return tuple(
         CacheKernel(
@@ -119,7 +119,7 @@ class Cache(Storage):
         return Format(kernel.key_bits, numbers, value_bits=kernel.value_bits)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """A format is an engine's own, and nvfp4 needs tensor cores for it."""
+        """Return why the stack or GPU has no kernel for the format, or an empty string."""
         card = deployment.hardware
         if self.format == "nvfp4" and "fp4" not in card.flops:
             return f"{card.name} has no FP4 tensor cores, which {self.format} caches need"
@@ -132,12 +132,12 @@ class Cache(Storage):
         )
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """Where layers in 16 bits end, and where they begin again."""
+        """Return the first quantised layer, and the first 16-bit layer after it."""
         edge, caches = self._any.edge_layers, deployment.model.caches
         return (caches[edge], caches[-edge]) if edge and len(caches) > 2 * edge else ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Storage:  # type: ignore[override]
-        """Layers at either end stay as they are."""
+        """Return the storage of one layer; the first and last layers stay in 16 bits."""
         edge, caches = self._any.edge_layers, deployment.model.caches
         inner = caches[edge : len(caches) - edge] if edge else caches
         return self if not edge or (inner and inner[0] <= index <= inner[-1]) else Storage()
@@ -147,7 +147,7 @@ class Cache(Storage):
         return pack(at)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return the op of what the engine's kernel takes beyond one that unpacks in registers."""
+        """Return an op with the kernel's time beyond that of one that unpacks in registers."""
         kernel = find_kernel(at.d.stack.name, self.format)
         if at.p.prefill or kernel is None:
             return []
@@ -163,7 +163,7 @@ class Cache(Storage):
         return ops.prompt_kv(at.d, at.p)
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Which measurement stands behind the kernel."""
+        """Return the measurements to which the kernel's times were fitted."""
         kernel = find_kernel(at.d.stack.name, self.format)
         if kernel is None:
             return ()

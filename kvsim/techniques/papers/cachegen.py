@@ -53,27 +53,27 @@ class Cachegen(Placement):
 
     @property
     def exact(self) -> bool:
-        """Whoever reads the prompt attends to it as it is."""
+        """Always true of the request that reads the prompt; later ones load a coded copy."""
         return not self.load
 
     @property
     def symbols(self) -> int:
-        """Symbols of a difference: as many below zero as above."""
+        """Number of symbols of the coder, symmetric about zero."""
         return 2 * max(self.levels // 2 - 1, 1) + 1
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """Where the second and the third third of the layers begin."""
+        """Return the first layers of the second and of the last third."""
         layers = deployment.model.layers
         firsts = {ceil(layers * third / 3) for third in (1, 2)}
         return tuple(sorted(first for first in firsts if first < layers))
 
     def for_layer(self, index: int, deployment: Deployment) -> Self:
-        """Half the levels in the second third of the layers, a quarter in the last."""
+        """Return the coder of one layer: half the levels in the second third, then a quarter."""
         third = 3 * index // deployment.model.layers
         return replace(self, levels=self.levels >> third) if third else self
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """The coder takes 16-bit keys and values of heads."""
+        """Return why the cache cannot be coded, or an empty string: it needs 16-bit heads."""
         if deployment.shard.latent:
             return f"{self.name} encodes the keys and values of heads, not a latent cache"
         if parts.storage.stored.packs:
@@ -85,7 +85,7 @@ class Cachegen(Placement):
         return np.ceil(self.bits / 8 * tokens * (at.d.shard.k_width + at.d.shard.v_width))
 
     def finish(self, at: LayerPass) -> list[Op]:
-        """The prompt is coded and leaves; it comes back where it is read from its stream."""
+        """Return the ops that encode the prompt and copy the stream to the host."""
         new = at.p.batch * np.minimum(at.p.new, at.kept_of_prompt)
         room, numbers = self._room(at, new), ops.kv_bytes(at.d.shard, new)
         moved: dict[Channel, Number] = {"hbm": numbers + room}
@@ -98,7 +98,7 @@ class Cachegen(Placement):
         return [coded, sent, back, decoded]
 
     def cache(self, at: LayerPass) -> Buffers:
-        """All on the GPU, with the coder's tables; the stream on the host."""
+        """Return the cache and the coder's tables on the GPU, and the stream on the host. [B]"""
         widths = at.d.shard.k_width + at.d.shard.v_width
         tables = ENTRY * widths * (ANCHORS + self.symbols)
         room = self._room(at, at.p.batch * at.kept_of_prompt)
@@ -111,7 +111,7 @@ class Cachegen(Placement):
         return {"gpu": {"stream": room if at.p.prefill else 0.0 * room}}
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """What a later request would move, and what the coder's time rests on."""
+        """Return what a later request copies, and what the coder's time assumes."""
         layers = len(at.d.model.caches)
         size = layers * float(np.max(self._room(at, at.p.batch * at.kept_of_prompt)))
         return (

@@ -31,11 +31,11 @@ class Cascade(Selection):
 
     @property
     def exact(self) -> bool:
-        """Attention is split, nothing is left out."""
+        """Always true: attention is split into two parts and merged."""
         return True
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Whether requests share anything is nothing that a model or a card tells."""
+        """Return that the length of the shared prefix is an assumption."""
         if np.any(np.asarray(self.shared) > 0):
             return ()
         return ("no shared prefix is given; give its length, such as cascade:shared=1024",)

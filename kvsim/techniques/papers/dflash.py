@@ -10,8 +10,8 @@ from kvsim.techniques.papers.eagle import Head
 class Dflash(Head):
     """DFlash: drafts a block of tokens in one pass of a five-layer diffusion model.
 
-    The layers attend to the model's own hidden states of five depths, made one by a product, in
-    place of keys and values of their own; embedding and output head are the model's.
+    The layers attend to projected hidden states from five of the model's layers instead of
+    keys and values computed by the draft; embedding and output head are the model's.
 
     References
     ----------

@@ -29,10 +29,10 @@ class Dms(Thinned):
     candidates = ({"ratio": 4}, {"ratio": 8})
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Nothing is dropped well by a model that was not trained to."""
+        """Return that the model has to be retrained for the technique."""
         return ("the model must have been trained to drop tokens, as its authors' checkpoints are",)
 
     def mean_kept(self, tokens: Number) -> Number:
-        """The window, and one in ``ratio`` of the others."""
+        """Return the window and one in ``ratio`` of the other tokens. [tokens]"""
         near = np.minimum(tokens, self.window)
         return near + (tokens - near) / self.ratio

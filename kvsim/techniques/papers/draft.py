@@ -67,7 +67,7 @@ class Draft(Rounds):
         )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Drafts are verified token by token, so that both need one vocabulary."""
+        """Return why the model cannot draft, or an empty string: vocabularies must be equal."""
         own, target = load_model(self.model).vocab, deployment.model.vocab
         if abs(own - target) > 0.01 * target:
             both = f"{self.model} has {own} tokens and {deployment.model.name} {target}"
@@ -77,18 +77,18 @@ class Draft(Rounds):
         return super().refuses(deployment, parts)
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """One pass of the draft model per draft."""
+        """Return one pass of the draft model per drafted token."""
         own, full = self._make_deployment(deployment), _full()
         points = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma))
         return tuple(forward(own, q, lay_out(own, [(0, None)], [full])) for q in points)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """The draft model reads the prompt too."""
+        """Return the draft model's pass over the prompt."""
         own = self._make_deployment(deployment)
         return (forward(own, point, lay_out(own, [(0, None)], [_full()])),) if self.gamma else ()
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """Its weights, embedding and cache; activations take turns with the model's. [B]"""
+        """Return the memory of the draft model's weights and cache. [B]"""
         if not self.gamma:
             return {}
         own, drafts = self._make_deployment(deployment), self.gamma

@@ -33,12 +33,12 @@ class Duoattention(Thinned):
     recent: Number = param(256, "recent tokens kept by streaming heads [tokens]", low=1, high=1e7)
 
     def mean_kept(self, tokens: Number) -> Number:
-        """Everything in retrieval heads, sinks and a window in the others."""
+        """Return the mean of all tokens (retrieval heads) and sinks and window. [tokens]"""
         streamed = np.minimum(tokens, self.sink + self.recent)
         return self.retrieval * tokens + (1 - self.retrieval) * streamed
 
     def density(self, at: LayerPass) -> Number:
-        """In prefill streaming heads compute their window's scores alone."""
+        """Return the share of causal pairs in prefill: streaming heads compute a window only."""
         whole = attention.query_key_pairs(at.d, at.p, None)
         near = attention.query_key_pairs(at.d, at.p, self.sink + self.recent)
         return self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)

@@ -44,15 +44,15 @@ class Head(Rounds):
     branches: ClassVar[int] = 1  # tokens that a draft pass after the first goes on from
 
     def vocab(self, deployment: Deployment) -> int:
-        """Tokens that a draft chooses among."""
+        """Return the vocabulary of the draft's output head, on one GPU. [tokens]"""
         return deployment.shard.vocab
 
     def layer_shape(self, deployment: Deployment) -> LayerShape:
-        """The kind of its layers."""
+        """Return the shape of the head's decoder layers."""
         return LayerShape()
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """One pass of the head per draft, or one for all of them."""
+        """Return one pass of the head per drafted token, or a single pass if it is parallel."""
         if not self.gamma:
             return ()
         known = 1.0 + self.accepted
@@ -66,7 +66,7 @@ class Head(Rounds):
         return tuple(passes)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """The head reads the prompt too."""
+        """Return the head's pass over the prompt."""
         read = replace(point, new=point.new - np.where(np.asarray(point.context) > 0, 0.0, 1.0))
         return (self._pass(deployment, read, 1.0, settled=read.new),) if self.gamma else ()
 
@@ -100,7 +100,7 @@ class Head(Rounds):
         return Step(tuple(groups), (logits, choice))
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """The layers, the joining product, a head of its own vocabulary, and a cache. [B]"""
+        """Return the memory of the head's layers, projections, output head and cache. [B]"""
         if not self.gamma:
             return {}
         m = deployment.shard
@@ -142,7 +142,7 @@ class Tree(Head):
             )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Some engines draft chains alone."""
+        """Return why the engine cannot draft such a tree, or an empty string."""
         most, stack = deployment.stack.drafts.widest, deployment.stack.name.partition("@")[0]
         if self.gamma and most and self.width > most:
             takes = "chains alone" if most == 1 else f"trees of at most {most:.0f} branches"
@@ -154,12 +154,12 @@ class Tree(Head):
 
     @property
     def branches(self) -> int:  # type: ignore[override]
-        """Tokens that a pass after the first has per sequence."""
+        """Tokens per sequence in a draft pass after the first: the width of the tree."""
         return self.width
 
     @property
     def verified(self) -> int:
-        """A chain's tokens, or as many as are set."""
+        """Tokens per sequence in the verifying pass: a chain's, or ``verify``."""
         if not self.gamma:
             return 1
         if isinstance(self.verify, str):
@@ -168,12 +168,12 @@ class Tree(Head):
 
     @property
     def branching(self) -> bool:
-        """A chain has a width of 1."""
+        """Whether the width is above 1."""
         return self.width > 1
 
     @property
     def shape(self) -> str:  # type: ignore[override]
-        """Which of the library's summaries stand for it."""
+        """Shape of the acceptance summaries that apply: chain or tree."""
         return "chain" if self.width == 1 else "tree"
 
 
@@ -197,5 +197,5 @@ class Eagle(Tree):
     tokens: int = param(32000, "vocabulary of the draft head", low=1, high=1e6)
 
     def vocab(self, deployment: Deployment) -> int:
-        """A part of the vocabulary."""
+        """Return the part of the vocabulary that is drafted, on one GPU. [tokens]"""
         return ceil(min(self.tokens, deployment.model.vocab) / deployment.tp)

@@ -27,7 +27,7 @@ class ExpectedAttention(PromptCut):
     )
 
     def score(self, at: LayerPass) -> list[Op]:
-        """Covariance of the queries, then mean and variance of every key's products with them."""
+        """Return the ops of the queries' covariance, and of each key's expected score."""
         m, p, cut = at.d.shard, at.p, self.cut(at)
         rows = p.batch * m.heads * p.prompt
         spread = 2.0 * rows * m.head_dim**2 * cut

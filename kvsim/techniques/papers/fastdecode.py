@@ -25,5 +25,5 @@ class Fastdecode(Term):
     parts: int = param(2, "parts of the batch that alternate between GPU and CPU", low=1, high=1024)
 
     def pieces(self) -> tuple[Part, ...]:
-        """All of the cache with the CPU."""
+        """Return a placement of the whole cache on the host, where the CPU attends."""
         return (HostPlacement(cpu_share=1, parts=self.parts),)

@@ -56,7 +56,7 @@ class Flexgen(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """What is neither on the GPU nor on the disk is on the host."""
+        """Return the placement by columns; what is not on GPU or disk is on the host."""
         cache, cache_disk = _away("cache", self.cache_gpu, self.cache_disk)
         weights, weights_disk = _away("weights", self.weights_gpu, self.weights_disk)
         states, states_disk = _away("states", self.states_gpu, self.states_disk)
@@ -72,7 +72,7 @@ class Flexgen(Term):
         return (place, *packed_on_host(self.bits))
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """With a drive, each placement also with shares of what the host has on it."""
+        """Return the settings to consider; with a drive, also some that use it."""
         for some in super().options(deployment, prompt, generate):
             yield some
             assert isinstance(some, Flexgen)

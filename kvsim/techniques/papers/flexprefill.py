@@ -30,7 +30,7 @@ class Flexprefill(SparsePrompt):
     )
 
     def density(self, at: LayerPass) -> Number:
-        """As set, in whole blocks: it follows from the text and the cumulated weight."""
+        """Return the share of causal pairs in the chosen blocks, as set; it depends on the text."""
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:

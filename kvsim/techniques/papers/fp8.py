@@ -23,15 +23,15 @@ class Fp8(Storage):
 
     @property
     def stored(self) -> Format:
-        """One byte per number."""
+        """Format of the cache: 8 bits and no further parameters."""
         return FP8
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """New numbers are narrowed, cached ones read at half the size."""
+        """Return the op that converts new keys and values to fp8."""
         return pack(at)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Engines keep fp8 caches from Ampere on; without fp8 units numbers are widened on read."""
+        """Return why the GPU has no fp8 cache, or an empty string: engines need Ampere or later."""
         if deployment.hardware.flops.keys() & {"fp8", "bf16"}:
             return ""
         return f"{deployment.hardware.name} is older than Ampere, so engines have no fp8 cache"

@@ -18,5 +18,5 @@ class Full(Term):
     name: ClassVar[str] = "full"
 
     def pieces(self) -> tuple[Part, ...]:
-        """Nothing that differs from the defaults."""
+        """Return no parts: the defaults hold."""
         return ()

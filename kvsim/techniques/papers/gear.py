@@ -53,12 +53,12 @@ class Gear(Storage):
 
     @property
     def stored(self) -> Format:
-        """As KIVI, with the corrections beside it."""
+        """Format of KIVI's cache; corrections are counted separately."""
         return kivi(self.bits, self.group, self.residual)
 
     @property
     def scored(self) -> bool:
-        """Where anything is corrected; else it is KIVI's code."""
+        """Whether the prompt's scores are written to memory: if errors are corrected."""
         return bool(np.any(np.asarray(self.outliers) + self.rank > 0))
 
     def _packed(self, tokens: Number) -> Number:
@@ -145,7 +145,7 @@ class Gear(Storage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Return the memory that all layers use in turn while they read a prompt. [B]
+        """Return the memory of one layer's buffers in prefill, which all layers share. [B]
 
         It holds one layer's prompt in fp16 until it is packed, and the error of its keys or values.
         """

@@ -71,7 +71,7 @@ class GearFirst(WholeStorage):
 
     @property
     def stored(self) -> Format:
-        """Packed without groups, in ops."""
+        """Format of the cache: one range for all numbers."""
         return Format(self.bits, k_block=self.residual, v_block=self.residual)
 
     def _numbers(self, deployment: Deployment, tokens: Number) -> Number:
@@ -176,7 +176,7 @@ class GearFirst(WholeStorage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Return the memory that all layers use in turn while they read a prompt. [B]
+        """Return the memory of one layer's buffers in prefill, which all layers share. [B]
 
         It holds one layer's prompt in fp16 until it is packed, and the error of its keys, then of
         its values, in fp32.

@@ -29,7 +29,7 @@ from kvsim.techniques.axes.settings import Budget, param
 
 
 def guessing_channels(part: float, head_dim: int) -> int:
-    """Return how many channels of a head guess: pairs, which positions turn together.
+    """Return how many channels of a head the guess uses: pairs that RoPE rotates together.
 
     Parameters
     ----------
@@ -57,11 +57,11 @@ class Guessed(Chosen):
     whole: int = param(1, "first layers that read everything", low=1, high=1000)
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """The first layer that is guessed, counted among those with a cache."""
+        """Return the first layer whose tokens are guessed."""
         return deployment.model.caches[self.whole : self.whole + 1]
 
     def for_layer(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
-        """The first layers read everything."""
+        """Return the selection of one layer; the first layers read all tokens."""
         guessed = bisect_left(deployment.model.caches, index) >= self.whole
         return self if guessed else Selection()
 
@@ -180,5 +180,5 @@ class Infinigen(Term):
     candidates = ({"budget": Budget((0.0625, 0.125, 0.2))},)
 
     def pieces(self) -> tuple[Part, ...]:
-        """Guesses over a cache on the host."""
+        """Return the guessed selection, and the cache on the host."""
         return Guessed(self.budget, self.part, self.whole), HostPlacement(host_share=1)

@@ -48,7 +48,7 @@ class Infllm(Selection):
     )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Blocks have a home of their own, in fp16."""
+        """Return why blocks cannot be cached, or an empty string: the host keeps them in fp16."""
         place, storage = parts.placement, parts.storage
         if storage.stored.packs:
             return f"infllm copies fp16 blocks between GPU and host, but {storage.name} packs them"
@@ -58,11 +58,11 @@ class Infllm(Selection):
 
     @property
     def family(self) -> Family:
-        """Everything is kept, but what its representatives miss is lost as if it was dropped."""
+        """The kind of loss: blocks whose representatives score low are not read."""
         return "eviction"
 
     def for_prompt(self, prompt: Number) -> "Infllm":
-        """A share is also of the prompt's blocks."""
+        """Return the selection with shares of the prompt in whole tokens and blocks."""
         if "k" not in self.shares:
             return super().for_prompt(prompt)
         chosen = np.where(

@@ -55,7 +55,7 @@ class Kcache(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """Values of the best tokens, which live on the host."""
+        """Return the selection of values, and their placement on the host."""
         return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
 
 

@@ -22,7 +22,7 @@ class Keydiff(PromptCut):
     launches = Launches(prefill={"score": 15, "select": 8, "compact": 5}, decode={"attn": 1})
 
     def score(self, at: LayerPass) -> list[Op]:
-        """Keys are read for their mean direction and again against it."""
+        """Return the ops of the mean direction of the keys, and of each key's distance from it."""
         m, cut = at.d.shard, self.cut(at)
         keys = 2 * ops.FP16_BYTES * at.p.batch * m.k_width * at.p.prompt
         scores = ops.FP16_BYTES * at.p.batch * m.cached_heads * at.p.prompt

@@ -33,12 +33,12 @@ class Kivi(Storage):
 
     @property
     def stored(self) -> Format:
-        """Packed groups and an fp16 residual."""
+        """Format of the cache: quantised groups and an fp16 residual."""
         return kivi(self.bits, self.group, self.residual)
 
     @property
     def by_token(self) -> bool:
-        """Keys of a group of tokens share their scales."""
+        """False, as the keys of a group of tokens share scales."""
         return self.exact
 
     def scores_prompt(self, at: LayerPass) -> bool:

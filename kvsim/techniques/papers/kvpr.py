@@ -10,7 +10,7 @@ s' cached tokens, a layer of hidden size h and batch b
 2. recomputes their K = X W_K and V = X W_V on the GPU                            (7, 8, 9)
    while the keys and values of the other s' - l tokens are being copied: 2 b (s' - l) h numbers,
 3. merges both parts and attends to them: the result is exact,
-4. and sends the new token's keys and values home.
+4. and copies the new token's keys and values to the host.
 
 Copies for the next layer run beside the compute of this one, through two buffers. The scheduler
 chooses the l that makes the layer's time shortest                                (10, 11).
@@ -84,7 +84,7 @@ class Kvpr(Term):
     parts: int = param(8, "parts of the batch in column order", low=1, high=1024)
 
     def pieces(self) -> tuple[Part, ...]:
-        """The whole cache on the host, a part of it as layer inputs; by columns all weights too."""
+        """Return a placement on the host with recomputation; by columns also of all weights."""
         column = self.schedule == "column"
         place = Place(
             1.0, self.split, weights_host=1.0 if column else 0, parts=self.parts if column else 1
@@ -92,12 +92,12 @@ class Kvpr(Term):
         return (place, *packed_on_host(self.bits))
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """How much is recomputed, or why nothing is."""
+        """Return how many tokens are recomputed, or why none are."""
         assert isinstance(at.placement, Place)
         return at.placement.split_notes(at)
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """Splits by sixteenths of the prompt, the balanced one, both schedules, and packed."""
+        """Return splits by sixteenths of the prompt and the balanced one, for both schedules."""
         splits = np.floor(np.linspace(0, prompt, 17))[:, None, None]
         column = [Kvpr("auto", "column", bits) for bits in (16, 4)]
         return [Kvpr(splits), Kvpr(), Kvpr(bits=4), *column]
@@ -119,7 +119,7 @@ class Place(HostPlacement):
         return isinstance(self.split, str) or positive(self.split)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Recomputation needs every token's own layer input, and fp16 beside what is copied."""
+        """Return why tokens cannot be recomputed from layer inputs, or an empty string."""
         if not self.recomputes or self.exceeds:
             return super().refuses(deployment, parts)
         selection, storage = parts.selection, parts.storage
@@ -139,13 +139,13 @@ class Place(HostPlacement):
         return super().refuses(deployment, parts)
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """How much is recomputed, or why nothing is."""
+        """Return how many tokens are recomputed, or why none are."""
         return self.split_notes(at) if self.recomputes else ()
 
     # decoding: copy inputs, recompute while the rest arrives, merge
 
     def fetch(self, at: LayerPass) -> list[Op]:
-        """Inputs first, then the rest of the host's tokens beside the recomputation."""
+        """Return the copies of layer inputs, then of other tokens, and the recomputation."""
         if not (self.loads and self.recomputes):
             return super().fetch(at)
         return self.fetch_split(at, choose_split(self, at))
@@ -200,7 +200,7 @@ class Place(HostPlacement):
         ]
 
     def on_host(self, at: LayerPass) -> Number:
-        """Tokens per sequence whose keys are on the host before this pass. [tokens]"""
+        """Return the tokens per sequence whose keys are on the host before the pass. [tokens]"""
         return self.host_share * tokens_before(at)
 
     # prefill: the host stores layer inputs in place of the keys and values that are recomputed

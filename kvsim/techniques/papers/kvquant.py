@@ -17,8 +17,8 @@ class Kvquant(Storage):
 
     Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
 
-    Attention turns positions into the keys as it unpacks them. A share of numbers with the largest
-    magnitude stays in fp16, and so does the first token.
+    Attention applies rotary embedding to the keys as it dequantises them. A share of the numbers
+    with the largest magnitude stays in fp16, and so does the first token.
 
     References
     ----------
@@ -39,7 +39,7 @@ class Kvquant(Storage):
 
     @property
     def stored(self) -> Format:
-        """Levels are tables of the model, not of the cache."""
+        """Format of the cache; the tables of levels belong to the model."""
         return Format(self.bits, UNGROUPED)
 
     def _get_outlier_bytes(self, at: LayerPass, tokens: Number) -> Number:

@@ -47,7 +47,7 @@ class Kvzip(PromptCut):
         return {}
 
     def score(self, at: LayerPass) -> list[Op]:
-        """A layer's products once more, attention to all keys, and scores within each chunk."""
+        """Return the ops of the second pass: a layer's products, attention, and chunk scores."""
         m, p, cut = at.d.shard, at.p, self.cut(at)
         chunk = np.minimum(CHUNK, p.prompt)
         chunks, rows = p.prompt / chunk, p.batch * p.prompt

@@ -28,5 +28,5 @@ class Lookahead(Rounds):
 
     @property
     def verified(self) -> int:
-        """Window and guesses at every level, and the model's own token."""
+        """Tokens per sequence in a pass: window and guesses at every level, and one more."""
         return 1 + (self.window + self.guesses) * self.gamma if self.gamma else 1

@@ -32,5 +32,5 @@ class Magicdec(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """Drafts over a cache of their own."""
+        """Return self-drafting with a separate draft cache."""
         return (Selfdraft(self.gamma, self.acceptance, self.draft, self.budget),)

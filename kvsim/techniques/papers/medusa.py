@@ -32,11 +32,11 @@ class Medusa(Rounds):
 
     @property
     def verified(self) -> int:
-        """As many tokens as the tree has, heads included."""
+        """Tokens per sequence in the verifying pass: those of the tree."""
         return max(self.verify, self.gamma + 1) if self.gamma else 1
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """All heads over the tree's hidden states."""
+        """Return the step of all heads over the last hidden states."""
         if not self.gamma:
             return ()
         m, fp16, rows = deployment.shard, WEIGHT_FORMATS["fp16"], point.batch * self.verified
@@ -49,7 +49,7 @@ class Medusa(Rounds):
         return (Step((Group(((mixed, logits),), 1),), (choice,)),)
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """A residual product and a head over the vocabulary per draft. [B]"""
+        """Return the memory of the heads: a residual block and an output head each. [B]"""
         m, hidden = deployment.shard, deployment.model.hidden
         size = ops.FP16_BYTES * self.gamma * (m.hidden * hidden / deployment.tp + hidden * m.vocab)
         return {"gpu": {"draft weights": deployment.stack.weights.copies * size}} if size else {}

@@ -22,7 +22,7 @@ class Mikv(WholeStorage):
 
     Numbers are packed token by token in groups, keys after a balancing of their channels with
     those of the queries. The whole score matrix leaves the attention kernel, in prefill and in
-    decoding; a token that comes in pushes one token down to low precision.
+    decoding; with every new token another one is reduced to low precision.
 
     References
     ----------
@@ -68,7 +68,7 @@ class Mikv(WholeStorage):
 
     @property
     def stored(self) -> Format:
-        """The kernel's format: the average width with its scales."""
+        """Format that the kernel reads: the average width with its scales."""
         return averaged(8 * self._number)
 
     @property
@@ -77,17 +77,17 @@ class Mikv(WholeStorage):
         return not self._packs.any()
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """It ranks tokens by the same scores as H2O, to keep them all."""
+        """Return why it cannot run, or an empty string: H2O would evict what it quantises."""
         if parts.selection.evicts == "always" and parts.selection.scored:
             return f"mikv stores at low precision what {parts.selection.name} drops; keep one"
         return ""
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """The average of both precisions."""
+        """Return the average bytes of a number over both precisions. [B]"""
         return self._number, self._number
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Bytes of keys and of values in both precisions. [B]"""
+        """Return the bytes of keys and of values, averaged over both precisions. [B]"""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._number)
         return size, size
 

@@ -29,7 +29,7 @@ class Minference(SparsePrompt):
     window: int = param(64, "last queries used to find them [tokens]", low=1, high=1e4)
 
     def density(self, at: LayerPass) -> Number:
-        """Of the causal pairs those on columns and diagonals, as if none crossed."""
+        """Return the share of causal pairs on the chosen columns and diagonals, without overlap."""
         whole = attention.query_key_pairs(at.d, at.p, None)
         near = attention.query_key_pairs(at.d, at.p, float(self.vertical + self.slash))
         return near / np.maximum(whole, 1.0)

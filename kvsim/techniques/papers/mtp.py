@@ -31,7 +31,7 @@ class Mtp(Head):
     acceptance: float | str = acceptance_param()
 
     def lacks(self, model: Model) -> str:
-        """The modules are trained with the model, and few models have them."""
+        """Return that the model was published without prediction modules, or an empty string."""
         if not self.gamma or model.family in FAMILIES_WITH_MTP:
             return ""
         return (
@@ -40,5 +40,5 @@ class Mtp(Head):
         )
 
     def layer_shape(self, deployment: Deployment) -> LayerShape:
-        """The kind of the model's last layer that attends, with an MLP."""
+        """Return the shape of the extra layer: that of a layer with attention and an MLP."""
         return replace(deployment.model.cached_shape, mlp=True)

@@ -11,7 +11,7 @@ class Ngram(Rounds):
 
     Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
 
-    A draft costs no pass and no memory of its own; the search on the host is not counted. How many
+    A draft needs no forward pass and no GPU memory; the search on the host is not counted. How many
     drafts are accepted depends on how much of the answer repeats the prompt.
 
     References

@@ -40,7 +40,7 @@ class Offload(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """A share of the cache on the host; by columns all weights."""
+        """Return a placement of a share of the cache on the host; by columns also all weights."""
         column = self.schedule == "column"
         place = HostPlacement(
             self.host_share, weights_host=1.0 if column else 0, parts=self.parts if column else 1

@@ -10,7 +10,7 @@ from kvsim.techniques.papers.eagle import Head
 class PEagle(Head):
     """P-EAGLE: drafts all tokens of a round in one pass of a multi-layer EAGLE-3 head.
 
-    Places of tokens not yet known hold a mask token and one learned hidden state.
+    Positions of tokens not yet known hold a mask token and a learned hidden state.
 
     References
     ----------

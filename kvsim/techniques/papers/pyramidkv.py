@@ -52,11 +52,11 @@ class Pyramidkv(Snapkv):
             )
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """Every layer but the first begins a new range, since all budgets differ."""
+        """Return all layers but the first, as every layer has a different budget."""
         return tuple(range(1, deployment.model.layers))
 
     def for_layer(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
-        """One layer's budget, a window at least."""
+        """Return the selection of one layer, whose budget is at least the window."""
         least, caches = self.budget / self.beta, deployment.model.caches
         depth = bisect_left(caches, index) / max(1, len(caches) - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)

@@ -73,7 +73,7 @@ class Quantspec(Term):
     candidates = combine(gamma=(1, 2, 4, 6))  # the paper's
 
     def pieces(self) -> tuple[Part, ...]:
-        """The cache, and drafts over its upper half."""
+        """Return the hierarchical cache, and drafts that read its upper half."""
         # step 2: gamma passes over C_U with 4-bit MLPs; step 3: one of gamma + 1 tokens over both
         # halves; steps 3 and 4: accepted tokens stay, rejected ones leave the fp16 buffer
         drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
@@ -109,7 +109,7 @@ class Hierarchical(Storage):
 
     @property
     def upper(self) -> "_UpperHalf":
-        """The upper four bits."""
+        """The cache's upper four bits, which drafts read."""
         return _UpperHalf(self.group, self.residual)
 
     def prepare(self, at: LayerPass) -> list[Op]:

@@ -39,12 +39,12 @@ class Quest(Chosen):
     candidates = ({"budget": Budget((0.0625, 0.125, 0.25), least=16)},)  # a page at least
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """The first sparse layer, counted among those with a cache."""
+        """Return the first sparse layer."""
         caches = deployment.model.caches
         return caches[self.dense : self.dense + 1] if self.dense else ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
-        """Dense layers read everything."""
+        """Return the selection of one layer; the first layers read all tokens."""
         return self if bisect_left(deployment.model.caches, index) >= self.dense else Selection()
 
     def tokens(self, at: LayerPass) -> Number:

@@ -15,7 +15,7 @@ from kvsim.techniques.axes.settings import Budget, param
 class RKv(Bounded):
     """Cuts the cache to its budget every ``buffer`` tokens, by attention and redundancy.
 
-    Redundancy is how like a key is to the others, for which every pair of kept keys is multiplied.
+    Redundancy is a key's mean cosine similarity to the other kept keys, computed for every pair.
 
     References
     ----------
@@ -43,7 +43,7 @@ class RKv(Bounded):
 
     @property
     def budget(self) -> Number:
-        """What is kept, and room for what comes until the next cut. [tokens]"""
+        """Kept tokens, and those that are added until the next cut. [tokens]"""
         return self.kept + self.buffer
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
@@ -85,7 +85,7 @@ class RKv(Bounded):
         ]  # fmt: skip
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """The observing queries come between two cuts."""
+        """Return why it cannot run, or an empty string: ``window`` may not exceed ``buffer``."""
         if self.window > self.buffer:
             return f"a cut every {self.buffer} tokens has no {self.window} queries; lower window"
         return super().refuses(deployment, parts)

@@ -168,7 +168,7 @@ class Lowrank(Storage):
     prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """A product pays if it is smaller, and if few tokens are multiplied out."""
+        """Return why low-rank keys do not pay, or an empty string."""
         m = deployment.shard
         if self.rank >= m.k_width:
             return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
@@ -248,7 +248,7 @@ class Shadowkv(Term):
     prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def pieces(self) -> tuple[Part, ...]:
-        """Its own selection and keys, and values on the host."""
+        """Return the selection by landmarks, low-rank keys, and values on the host."""
         landmarks = Landmarks(
             self.budget, self.chunk, self.outliers, self.hit, self.local, self.prefill
         )

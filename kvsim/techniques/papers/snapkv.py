@@ -29,11 +29,11 @@ class Snapkv(PromptCut):
     window: int = param(32, "last queries that score the prompt [tokens]", low=1, high=1e5)
 
     def for_prompt(self, prompt: Number) -> "Snapkv":
-        """A share is no less than the observing window, which always stays."""
+        """Return the selection with its budget in tokens, at least the observing window."""
         found = super().for_prompt(prompt)
         least = self.window if self.shares else 0
         return replace(found, budget=np.maximum(found.budget, least)) if least else found
 
     def score(self, at: LayerPass) -> list[Op]:
-        """The observing queries over all keys."""
+        """Return the op that scores all keys by the observing queries."""
         return [observe(at, self.window, self.budget)]

@@ -88,7 +88,7 @@ class Specache(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """A packed cache, and exact pairs beside it."""
+        """Return KIVI's packed cache, and the prefetched fp16 pairs."""
         return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
 
 
@@ -239,7 +239,7 @@ class LateKivi(Storage):
 
     @property
     def stored(self) -> Format:
-        """Packed groups and an fp16 residual."""
+        """Format of the cache: quantised groups and an fp16 residual."""
         return kivi(self.bits, self.group, self.residual, late=True)
 
     def complete(self, at: LayerPass) -> list[Op]:

@@ -52,9 +52,9 @@ class Streamingllm(Bounded):
         return ops.FP16_BYTES * m.k_width * at.p.batch * self.sink * (not m.learned_positions)
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Sinks' keys once more, as they were before they moved along.
+        """Return the memory of the sinks' keys before rotary embedding. [B]
 
-        Without them, turning the sinks at every step would round them again and again.
+        Positions are applied to them anew at each step, so that rounding does not accumulate.
         """
         sinks = self._sink_keys(at) * (np.asarray(at.p.max_length) > self.budget)
         return {"gpu": {"sink keys": sinks}}

@@ -43,11 +43,11 @@ class Think(Storage):
         return ops.FP16_BYTES * at.d.shard.cached_heads * self._dropped(at) * tokens
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads less, as keys lack channels: below 0. [B]"""
+        """Return the bytes of pruned channels, as a negative number. [B]"""
         return 0.0 if at.p.prefill else -at.p.batch * self._gone(at)
 
     def extra_flops(self, at: LayerPass) -> Number:
-        """Return what attention multiplies less, as keys lack channels: below 0. [FLOP]"""
+        """Return the FLOPs of pruned channels, as a negative number. [FLOP]"""
         if at.p.prefill:
             return 0.0
         tokens = np.minimum(at.kept_tokens, at.p.prompt)

@@ -26,5 +26,5 @@ class Tova(PromptCut):
     per_head = False
 
     def score(self, at: LayerPass) -> list[Op]:
-        """One query over all keys."""
+        """Return the op that scores all keys by the last query."""
         return [observe(at, 1, self.budget)]

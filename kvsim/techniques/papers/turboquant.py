@@ -40,7 +40,7 @@ class Turboquant(Storage):
 
     @property
     def stored(self) -> Format:
-        """One fp16 number per vector: half of a scale and a zero point."""
+        """Format of the cache, with one fp16 norm per vector."""
         values = self.bits if isinstance(self.value_bits, str) else self.value_bits
         if self.bits == values == 16:
             return FP16

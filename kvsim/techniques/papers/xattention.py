@@ -29,13 +29,13 @@ class Xattention(SparsePrompt):
     )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Antidiagonals lie within blocks."""
+        """Return why it cannot run, or an empty string: the stride must divide the block."""
         if self.block % self.stride:
             return f"stride {self.stride} does not divide blocks of {self.block}"
         return super().refuses(deployment, parts)
 
     def density(self, at: LayerPass) -> Number:
-        """Of every row of blocks the share that is set, rounded up, its own block among them."""
+        """Return the share of causal pairs in ``share`` of each row's blocks, rounded up."""
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
