@@ -1,7 +1,6 @@
-"""The answer that every reader gets: one object for the terminal, pages, JSON and Python.
+"""The verdict of a command and the sections that explain it.
 
-The verdict is one paragraph of at most 60 words. What follows it is in sections, each with a
-heading, so that a reader who stops early has read what matters most.
+The verdict is one paragraph of at most 60 words. The sections after it are ordered by importance.
 """
 
 import re
@@ -37,27 +36,26 @@ TILES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 @frozen
 class Answer:
-    """What to do, what it gives, how sure that is, and what else would do.
+    """The verdict of a command, with alternatives, evidence and assumptions.
 
     Attributes
     ----------
     verdict
-        What to run on what, its figures and the reason, in at most 60 words.
+        The recommendation with its main figures and reason, in at most 60 words.
     figures
-        The numbers of the verdict under their contract names, with ``low`` and ``high`` where a
-        range is known.
+        Numbers of the verdict by their names in the JSON output; ``ranges`` has intervals.
     changes
-        What to change if it does not fit or misses a target, each with its figures.
+        Changes that would improve the result or make it feasible, each with its effect.
     runner_up
-        What comes second, and where it would take over.
+        The second-best choice, and when it would be better.
     settings
-        How to run it: the options of an engine, or that no engine has it.
+        How to run the recommendation: the command line of an engine, or that none supports it.
     evidence
-        What was measured on this card, or which card comes nearest.
+        Measurements on this GPU, or on the most similar one, and their errors.
     assumed
-        Numbers that the result rests on and that were not measured.
+        Inputs that were assumed rather than measured.
     left_out
-        Techniques that cannot run there, with the reason.
+        Techniques that cannot run, with the reason.
     """
 
     verdict: str
@@ -74,7 +72,7 @@ class Answer:
             raise ValueError(f"a verdict of more than {MAX_VERDICT_WORDS} words: {self.verdict}")
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        """Headings and what stands under them; empty ones are left out."""
+        """Yield the heading and the lines of every section that is not empty."""
         every = {
             "What to change": self.changes,
             "Runner-up": [self.runner_up] if self.runner_up else [],
@@ -86,7 +84,7 @@ class Answer:
         yield from ((heading, list(lines)) for heading, lines in every.items() if lines)
 
     def row(self) -> Row:
-        """The answer as JSON has it."""
+        """Return the answer as a dictionary for the JSON output."""
         return {
             "verdict": self.verdict,
             "figures": dict(self.figures),
@@ -99,16 +97,16 @@ class Answer:
         }
 
     def head(self) -> list[Block]:
-        """What a terminal shows first."""
+        """Return the blocks that a terminal shows above the tables."""
         return [self.verdict, BLANK]
 
     def body(self, brief: int = 0) -> list[Block]:
-        """What a terminal shows after the tables: the other sections.
+        """Return the blocks that a terminal shows below the tables.
 
         Parameters
         ----------
         brief
-            Sentences of evidence that are shown; `rest` has the others. 0 shows all.
+            Number of sentences of evidence to show, with the other sections abridged; 0 for all.
         """
         blocks: list[Block] = []
         for heading, lines in self.sections():
@@ -126,19 +124,19 @@ class Answer:
         return blocks
 
     def rest(self, brief: int) -> list[Block]:
-        """What a brief body leaves out.
+        """Return the blocks that :meth:`body` leaves out, for ``--verbose``.
 
         Parameters
         ----------
         brief
-            Sentences of evidence that the brief body has.
+            The number that was given to :meth:`body`.
         """
         cut = self.changes[MAX_CHANGES:] if len(self.changes) > MAX_CHANGES + 1 else ()
         told = (*cut, *([self.runner_up] if self.runner_up else []), *self.evidence[brief:])
         return [Items(told)] if told else []
 
     def tiles(self) -> Iterator[tuple[str, str, str]]:
-        """Title, value and interval of the figures that decide."""
+        """Yield title, value and interval of the main figures, for the top of a page."""
         ranges = self.figures.get("ranges", {})
         for key, (title, show) in TILES.items():
             value = self.figures.get(key)
@@ -151,7 +149,7 @@ class Answer:
                 yield title, show(value), between or ""
 
     def html(self) -> str:
-        """The answer as part of a page."""
+        """Return the answer as HTML, for a page or a notebook."""
         from kvsim.report.page import render_part
 
         return render_part("answer.html", "answer", self)
@@ -168,19 +166,19 @@ class Answer:
 
 
 def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
-    """Join sentences to a verdict of at most ``MAX_VERDICT_WORDS`` words.
+    """Combine sentences into a verdict of at most ``MAX_VERDICT_WORDS`` words.
 
     Parameters
     ----------
     needed
-        Sentences that it always has; empty ones are skipped.
+        Sentences that are always included; empty ones are skipped.
     wanted
-        Sentences that are added in order as long as there is room.
+        Sentences that are added in order while there is room.
 
     Returns
     -------
     str
-        The verdict as one paragraph.
+        One paragraph.
     """
     kept = [text for text in needed if text]
     for text in wanted:
@@ -190,11 +188,14 @@ def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
 
 
 def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
-    """The answer with the first engine's command line at the end of its verdict.
+    """Append the first short command line of an engine to the verdict of an answer.
 
     Parameters
     ----------
-    rows : an engine's settings each; files that are no command line are left to what follows.
+    answer
+        The answer.
+    rows
+        Configurations of engines, as :func:`kvsim.emit.engines.write_settings` returns them.
     """
     told = next(
         (row for row in rows if row["line"] and len(row["line"].split()) <= MAX_COMMAND_WORDS), None

@@ -1,7 +1,7 @@
-"""What may make a run slower than its answer says: two caveats, each a sentence.
+"""Two effects that can make a run slower than predicted, each described in a sentence.
 
-Sums between GPUs that go through the host, whose rate is not the card's; and kernels of an engine
-that are slower than those of another engine on the same card.
+The first is an all-reduce through the host, whose bandwidth differs between machines; the second is
+an engine whose kernels are slower than those of another engine on the same GPU.
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ Z80 = 1.2816  # standard deviations between which 80 % of a normal distribution 
 
 
 def sums_through_host(deployment: Deployment) -> bool:
-    """Return whether GPUs exchange their sums over the link to the host.
+    """Return whether the GPUs all-reduce through host memory, at a bandwidth that was not measured.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def sums_through_host(deployment: Deployment) -> bool:
     Returns
     -------
     bool
-        True for several ranks whose link is no faster than the host's, and is not measured.
+        True for tensor parallelism where the GPU-to-GPU link is no faster than the host link.
     """
     hardware = deployment.hardware
     links, source = hardware.links, hardware.sources.get("link.bandwidth_Bps", "")
@@ -81,17 +81,17 @@ def sums_through_host(deployment: Deployment) -> bool:
 
 
 def predict_slow_host(prediction: Prediction) -> Prediction:
-    """Predict the same with sums through the slowest host that was measured.
+    """Repeat a prediction with the slowest all-reduce bandwidth measured on any such host.
 
     Parameters
     ----------
     prediction
-        Prediction on GPUs that exchange sums through the host.
+        A prediction for GPUs that all-reduce through the host.
 
     Returns
     -------
     Prediction
-        The same with the bandwidth of its link bounded.
+        The same with ``SLOWEST_SUMS`` as the bandwidth.
     """
     d = prediction.deployment
     slow = d.with_sums_at(SLOWEST_SUMS, "slowest measured")
@@ -100,22 +100,22 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
 
 
 def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
-    """Find the 80 % prediction intervals of TTFT and TPOT.
+    """Return the 80 % prediction intervals of TTFT and TPOT.
 
-    Intervals come from the ledger of measured errors. They are widened where the acceptance of
-    drafts is assumed, or where GPUs exchange data through a host of unknown speed.
+    Intervals come from the errors of earlier predictions. They are wider where the acceptance of
+    drafts is assumed, or where GPUs all-reduce through a host of unknown speed.
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
     load
-        How requests come, as the ledger calls it.
+        ``"batch"`` for a single batch, or ``"served"`` for a server under load.
 
     Returns
     -------
     Row
-        ``low`` and ``high`` under ``ttft_s`` and ``tpot_s``, if they are known. [s]
+        ``low`` and ``high`` under ``ttft_s`` and ``tpot_s``, if known. [s]
     """
     d, name = prediction.deployment, prediction.technique.name
     times = number(prediction.ttft_s), number(prediction.tpot_s)
@@ -123,14 +123,14 @@ def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
 
 
 def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
-    """Widen ranges of times by what an assumed acceptance and a slow host make of them.
+    """Widen intervals of times for an assumed acceptance and for a slow host.
 
     Parameters
     ----------
     ranges
-        ``low`` and ``high`` by contract name. [s]
+        ``low`` and ``high`` of each time. [s]
     prediction
-        Prediction of one batch that the ranges are of.
+        The prediction for one batch that they belong to.
     """
     spread = Z80 * prediction.technique.drafting.spread
     if ranges and spread and "tpot_s" in ranges:
@@ -146,7 +146,7 @@ def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
 
 
 def _spread(range_: Row, middle: float, more: float) -> Row:
-    """A range widened by an independent error of which 80 % lie within exp(+- more)."""
+    """Widen an interval by an independent error with 80 % within exp(-more) to exp(more)."""
     low, high = np.log(middle / range_["low"]), np.log(range_["high"] / middle)
     return range_ | {
         "low": float(middle * np.exp(-np.hypot(low, more))),
@@ -155,17 +155,17 @@ def _spread(range_: Row, middle: float, more: float) -> Row:
 
 
 def describe_host_link(prediction: Prediction) -> list[str]:
-    """Say that a result rests on the host's rate, with the times of a slow one.
+    """Describe how the result depends on the all-reduce bandwidth of the host.
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
 
     Returns
     -------
     list of str
-        One clause; empty where no sums go through the host.
+        One clause with the times on a slow host; empty if nothing goes through the host.
     """
     d = prediction.deployment
     if not sums_through_host(d):
@@ -183,21 +183,20 @@ def describe_host_link(prediction: Prediction) -> list[str]:
 
 
 def slower_kernels(prediction: Prediction) -> list[str]:
-    """Say in which class of kernels another engine is furthest ahead, if in any.
+    """Describe the class of kernels in which another engine is furthest ahead on this GPU.
 
-    Both engines' kernels must have been measured on this card, and the difference must be a
-    ``MIN_KERNEL_SAVING`` share of a decoding round, or of the prompts' pass where one token is
-    generated.
+    Only measured kernels are compared. The difference must be at least ``MIN_KERNEL_SAVING`` of a
+    decoding round, or of the prefill where one token is generated.
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
 
     Returns
     -------
     list of str
-        One sentence; often none.
+        One sentence, or none.
     """
     d = prediction.deployment
     own, _, card = d.stack.name.partition("@")
@@ -258,7 +257,7 @@ def _seconds_by_class(prediction: Prediction, deployment: Deployment) -> dict[st
 
 
 def _has_rows(stack: Stack, name: str) -> bool:
-    """Whether a stack's class of kernels was fitted to rows of its card."""
+    """Whether a class of kernels of a stack was fitted to measurements on its GPU."""
     key = "sums." if name == "allreduce" else f"kernel.{name}."
     card = stack.name.partition("@")[2]
     return any(

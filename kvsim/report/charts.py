@@ -1,4 +1,4 @@
-"""The pictures of predictions: speed, one round, its roofline, memory and where lines cross."""
+"""Charts of predictions: speed, one decoding round, roofline, memory and break-even points."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,14 +52,14 @@ AMOUNTS = {
 
 
 def draw_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[Chart]:
-    """Draw the pictures of ``kvsim predict``: speed, one step, roofline, memory.
+    """Draw the charts of ``kvsim predict``.
 
     Parameters
     ----------
     rows
-        A row per prediction.
+        The row of each prediction.
     found
-        Predictions in the order of the rows.
+        The predictions, in the same order.
     """
     at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][comparison_key(rows[i])]))
     name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
@@ -75,14 +75,19 @@ def draw_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[C
 
 
 def draw_round(prediction: Prediction, name: str) -> list[Chart]:
-    """Draw one decoding round and the roofline of its ops; nothing where none is decoded.
+    """Draw the timeline and the roofline of one decoding round.
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
     name
-        How the titles call it.
+        Name of the technique in the titles.
+
+    Returns
+    -------
+    list of Chart
+        Two charts; none if only one token is generated.
     """
     if prediction.generate == 1:
         return []
@@ -90,14 +95,14 @@ def draw_round(prediction: Prediction, name: str) -> list[Chart]:
 
 
 def draw_memory(rows: Sequence[Row], deployment: Deployment) -> list[Chart]:
-    """Draw resident memory against capacity, a picture per tier that is used.
+    """Draw memory use by buffer against capacity, with a chart for each memory that is used.
 
     Parameters
     ----------
     rows
-        Rows of predictions with their ``breakdown``.
+        Rows of predictions, which have a ``breakdown``.
     deployment
-        Deployment whose memories are the limits.
+        The deployment, for the capacities.
     """
     behind = [t for t in ("host", "disk") if any(row.get(f"{t}_bytes") for row in rows)]
     tiers = ["gpu", *behind]
@@ -105,7 +110,7 @@ def draw_memory(rows: Sequence[Row], deployment: Deployment) -> list[Chart]:
 
 
 def _draw_speed(rows: Sequence[Row]) -> Chart:
-    """Tokens per second over TPOT, or TTFT where nothing is decoded, of rows that fit."""
+    """Draw throughput against TPOT (or TTFT) for the rows that fit in memory."""
     labels = short_names([spec(row) for row in rows])
     time = "tpot_s" if any(row["tpot_s"] for row in rows) else "ttft_s"
     rate = comparison_key(max(rows, key=lambda row: int(row["generate"])))
@@ -132,7 +137,7 @@ def _draw_speed(rows: Sequence[Row]) -> Chart:
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row | None]:
-    """Rows with a gap wherever the prompt changes: a line joins batches of one prompt."""
+    """Insert a gap where the prompt changes, so that lines connect batches of one prompt."""
     if not _has_several(rows, "prompt", "batch"):
         return [*rows]
     points: list[Row | None] = []
@@ -190,10 +195,7 @@ def _critical(found: Sequence[OpSpan]) -> list[OpSpan]:
 
 
 def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
-    """What TPOT has besides rounds, and its time per token [s].
-
-    Prompts of other requests, where these keep coming, or what follows the prompt once.
-    """
+    """Name what TPOT contains besides decoding rounds, and its time per token. [s]"""
     if isinstance(prediction, Service):
         return "others' prompts", float(prediction.tpot_s[0] - prediction.round_s[0])
     once = float(prediction.between_s[0]) / (prediction.generate - 1)
@@ -201,7 +203,7 @@ def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
 
 
 def _draw_lanes(prediction: Prediction, name: str) -> Chart:
-    """One decoding round: a lane per stream with its ops, or one bar summed by op."""
+    """Draw the operations of a round, a lane per stream, or their sums if there is one stream."""
     found, total, tokens = _round_spans(prediction)
     path = {(s.stream, s.name, s.begin) for s in _critical(found)}
     more, waits = _time_outside_rounds(prediction)
@@ -245,7 +247,7 @@ def _draw_lanes(prediction: Prediction, name: str) -> Chart:
 
 
 def _sum_by_op(first: OpSpan, cost: Mapping[str, float], total: float) -> list[OpSpan]:
-    """One span per op as long as all of its kind, the longest first, and the idle rest."""
+    """Sum the operations by name, longest first, and append the idle time."""
     idle = total - sum(cost.values())
     spans, begin = [], 0.0
     for name, took in [*cost.items(), *([("idle", idle)] if idle > 1e-3 * total else [])]:
@@ -255,7 +257,7 @@ def _sum_by_op(first: OpSpan, cost: Mapping[str, float], total: float) -> list[O
 
 
 def _draw_roofline(prediction: Prediction, name: str) -> Chart:
-    """The ops of a round by arithmetic intensity, under the two roofs of the card."""
+    """Draw the operations of a round under the bandwidth and arithmetic limits of the GPU."""
     d = prediction.deployment
     work: dict[str, np.ndarray] = {}
     for step in prediction.technique.cycle(d, _typical_round(prediction)).steps:
@@ -289,7 +291,7 @@ def _draw_roofline(prediction: Prediction, name: str) -> Chart:
 
 
 def _merge_near(work: Mapping[str, np.ndarray]) -> list[tuple[list[str], np.ndarray]]:
-    """Ops whose points would lie on one another, as one: FLOP, bytes and seconds of all."""
+    """Merge operations whose points in the roofline would coincide."""
     merged: list[tuple[list[str], np.ndarray]] = []
     for name, own in work.items():
         place = np.log([own[0] / own[1], own[0] / own[2]])
@@ -304,7 +306,7 @@ def _merge_near(work: Mapping[str, np.ndarray]) -> list[tuple[list[str], np.ndar
 
 
 def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
-    """What is resident in a tier, a bar per technique, and the capacity."""
+    """Draw the buffers of one memory, a bar per technique, with its capacity."""
     some = [row for row in _select_rows(rows) if row[f"{tier}_bytes"]]
     names = short_names([spec(row) for row in some])
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
@@ -327,28 +329,28 @@ def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
 
 
 def _buffers_of_tier(row: Row, tier: str) -> Mapping[str, float]:
-    """A replica's buffers: those of the host belong to all its GPUs. [B]"""
+    """Return buffer sizes of a replica; host buffers are shared by its GPUs. [B]"""
     scale = 1 if tier == "gpu" else row["tp"]
     held = row["breakdown"].get(f"{tier}_bytes", {})
     return {name: scale * size for name, size in held.items()}
 
 
 def _select_rows(rows: Sequence[Row]) -> list[Row]:
-    """The first row of each technique, then others, few enough to be read."""
+    """Select the first row of each technique, at most ``MAX_DRAWN_ROWS``."""
     first = {spec(row): row for row in reversed(rows)}
     chosen = list(first.values())[::-1] if len(first) > 1 else list(rows)
     return chosen[:MAX_DRAWN_ROWS]
 
 
 def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart]:
-    """Draw decoding speed over full KV's along every axis on which a technique has a curve.
+    """Draw decoding speed relative to the full cache, against batch, context, acceptance and link.
 
     Parameters
     ----------
     found
-        Predictions; full KV and those that decode nothing are skipped.
+        Predictions; those of the full cache, or of one generated token, are skipped.
     full
-        Full KV, which they are compared with.
+        The full cache.
     """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [technique_fields(p.technique) for p in others]
@@ -368,7 +370,7 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart
 def _break_even_title(
     title: str, axis: str, prediction: Prediction, lines: Sequence[tuple[str, str, BreakEven]]
 ) -> str:
-    """The axis, the point that stays, and where each technique crosses."""
+    """Write a chart's title: the fixed inputs, and where each technique breaks even."""
     point = {"batch": float(prediction.batch[0]), "prompt": float(prediction.prompt)}
     stays = ", ".join(f"{k} {units.integer(v)}" for k, v in point.items() if k != axis)
     told = [

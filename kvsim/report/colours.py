@@ -1,4 +1,4 @@
-"""One mark per technique on every page: a colour, and a shape and a pattern that differ in grey."""
+"""Colours, symbols and patterns that identify techniques in all charts."""
 
 from functools import cache
 from zlib import crc32
@@ -33,7 +33,7 @@ them in the order of its name, so that nothing has to be added here."""
 
 @frozen
 class Marker:
-    """Colour, symbol, dash and fill pattern that a technique has in every chart."""
+    """Colour, symbol, dash and fill pattern of a technique."""
 
     colour: str
     symbol: str

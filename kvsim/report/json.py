@@ -1,7 +1,6 @@
-"""What ``--json`` prints: one envelope for all commands, on standard output and nothing else there.
+"""The JSON output of all commands, which has common fields and those of the command.
 
-``schema/answer.schema.json`` beside this file says what every answer has, and what each command
-adds to it.
+``schema/answer.schema.json`` in this folder is its JSON Schema.
 """
 
 import json
@@ -26,17 +25,17 @@ Row = dict[str, Any]
 
 
 def number(value: Any) -> float | int | None:
-    """Convert a value to a JSON number.
+    """Convert a value to a number that JSON can represent.
 
     Parameters
     ----------
     value
-        Number, array whose first element counts, or None.
+        A number, an array whose first element is used, or None.
 
     Returns
     -------
     float, int or None
-        None where it is not finite; an integer where it is whole.
+        An integer if the value is whole; None if it is not finite.
     """
     scalar = np.nan if value is None else float(np.ravel(value)[0])
     if not np.isfinite(scalar):
@@ -45,26 +44,26 @@ def number(value: Any) -> float | int | None:
 
 
 def pick(found: object, *names: str) -> Row:
-    """Take attributes of an object under their own names.
+    """Collect attributes of an object in a dictionary.
 
     Parameters
     ----------
     found
-        What was computed.
+        The object.
     *names
-        Attributes: text and truth values stay, all others become numbers.
+        Names of the attributes; values other than texts and booleans become numbers.
     """
     values = {name: getattr(found, name) for name in names}
     return {k: v if isinstance(v, str | bool) else number(v) for k, v in values.items()}
 
 
 def resident_bytes(prediction: "Prediction") -> Row:
-    """Take the peak memory of each tier, the drive's where the machine has one.
+    """Collect peak memory on GPU and host, and on the drive if the machine has one. [B]
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
     """
     drive = ("disk_bytes",) if prediction.deployment.hardware.disk_memory else ()
     return pick(prediction, "gpu_bytes", "host_bytes", *drive)
@@ -79,27 +78,32 @@ def envelope(
     evidence: Sequence[str] = (),
     data: str | None = None,
 ) -> Row:
-    """The answer of a command as ``--json`` prints it.
+    """Combine the fields of a command with the fields that all commands have.
 
     Parameters
     ----------
     command
-        The command line that gives it.
+        The equivalent command line.
     fields
-        The command's own fields, none of them under a common name; a list becomes ``rows``.
+        Fields of the command; a list becomes the field ``rows``.
     verdict
-        The answer in a sentence or two; None where a command lists what is known.
+        The answer in one or two sentences; None for lists.
     notes
-        What a reader should know before using the numbers.
+        Caveats about the numbers.
     evidence
-        What was measured that bears on them.
+        Measurements that support the answer.
     data
-        Date of the newest measurement that the answer stands on, as 2026-11-22; None if none.
+        ISO date of the newest measurement that the answer depends on; None if there is none.
+
+    Returns
+    -------
+    dict
+        What ``--json`` prints.
 
     Raises
     ------
     ValueError
-        If a field has a common name.
+        If a field of the command has the name of a common field.
     """
     own = fields if isinstance(fields, dict) else {"rows": list(fields)}
     if taken := own.keys() & set(COMMON):
@@ -109,11 +113,11 @@ def envelope(
 
 
 def print_json(value: Row) -> None:
-    """Print an envelope; a number that is not finite is an error.
+    """Print a dictionary as JSON.
 
     Parameters
     ----------
     value
-        Answer as :func:`envelope` makes it.
+        A result of :func:`envelope`, without infinite numbers or NaN.
     """
     print(json.dumps(value, indent=2, allow_nan=False))

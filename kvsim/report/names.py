@@ -1,4 +1,4 @@
-"""How techniques, their settings and deployments are written."""
+"""Names of techniques, settings and deployments in tables, sentences and command lines."""
 
 import re
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ CACHE_FORMAT = re.compile(r"cache[ :]format=")  # before the name that the engin
 
 
 def label(technique: Technique) -> str:
-    """Return a technique's name, or one word where its layers differ.
+    """Return the name of a technique in tables.
 
     Parameters
     ----------
     technique
-        Technique to name.
+        The technique.
 
     Returns
     -------
     str
-        Name as the tables have it.
+        Its name; ``"mixed layers"`` if layers use different techniques.
     """
     return technique.name if technique.uniform else MIXED_LAYERS
 
@@ -45,64 +45,64 @@ HOST_SHARES = {
 
 
 def technique_fields(technique: Technique) -> Row:
-    """Return a technique with its settings as rows have it.
+    """Return the fields ``technique`` and ``params`` of a row.
 
     Parameters
     ----------
     technique
-        Technique of a row.
+        The technique.
     """
     return {"technique": label(technique), "params": params(technique)}
 
 
 def ranks(deployment: Deployment) -> Row:
-    """Return over how many GPUs of each kind of rank a deployment is spread.
+    """Return the degrees of parallelism of a deployment.
 
     Parameters
     ----------
     deployment
-        Deployment with its degrees of parallelism.
+        The deployment.
 
     Returns
     -------
     Row
-        ``tp`` always, the others where there are several.
+        ``tp``, and those of ``pp``, ``dp`` and ``ep`` that are larger than 1.
     """
     every = asdict(deployment.parallelism)
     return {name: count for name, count in every.items() if count > 1 or name == "tp"}
 
 
 def chosen_settings(name: str, given: Row) -> Row:
-    """Return the settings of a technique that are not its defaults.
+    """Select the settings that differ from a technique's defaults.
 
     Parameters
     ----------
     name
-        Name of the technique, as :func:`label` writes it.
+        Name of the technique, as :func:`label` returns it.
     given
-        All of its settings, as :func:`params` writes them.
+        All settings, as :func:`params` returns them.
 
     Returns
     -------
     Row
-        Some of the settings.
+        The settings that differ.
     """
     usual = {} if name == MIXED_LAYERS else params(parse(name))
     return {key: value for key, value in given.items() if usual.get(key) != value}
 
 
 def phrase_technique(technique: Technique) -> str:
-    """Name a technique in a sentence, with the settings that are not its defaults.
+    """Name a technique in a sentence, together with settings that differ from the defaults.
 
     Parameters
     ----------
     technique
-        Technique to name.
+        The technique.
 
     Returns
     -------
     str
-        Phrase such as ``mixed placement (50 % of the cache on the host)``.
+        For example ``kivi (bits 4)`` or ``mixed placement (50 % of the cache on the host)``.
     """
     if technique.name == "cache":  # the engine's format by its own name
         return str(technique.settings["format"])
@@ -141,17 +141,17 @@ def _format_term(term: Term) -> str:
 
 
 def params(technique: Technique) -> Row:
-    """Return the settings of a technique as a row.
+    """Return the settings of a technique as the field ``params`` of a row.
 
     Parameters
     ----------
     technique
-        Technique whose settings are asked for.
+        The technique.
 
     Returns
     -------
     Row
-        Settings by name; where layers differ, how many of them do what under ``layers``.
+        Settings by name; if layers differ, ``layers`` with the number of layers of each technique.
     """
     if not technique.uniform:
         return {"layers": _counts(technique)}
@@ -161,17 +161,17 @@ def params(technique: Technique) -> Row:
 
 
 def settings(row: Row) -> str:
-    """Write the settings of a row's technique, with spaces where a line may end.
+    """Format the settings of a row for a table.
 
     Parameters
     ----------
     row
-        Row with ``technique`` and ``params``.
+        A row with ``technique`` and ``params``.
 
     Returns
     -------
     str
-        Settings as ``key=value``, separated by commas.
+        Settings such as ``bits=4, group=32``.
     """
     return ", ".join(
         f"{k}={simplify(v)}{_resolve_acceptance(row, k, v)}" for k, v in row["params"].items()
@@ -179,7 +179,7 @@ def settings(row: Row) -> str:
 
 
 def _resolve_acceptance(row: Row, key: str, value: object) -> str:
-    """The acceptance that "auto" stands for."""
+    """Return the acceptance rate that the setting ``auto`` stands for, in brackets."""
     if key != "acceptance" or value != "auto":
         return ""
     technique = parse(notation(row))
@@ -188,50 +188,50 @@ def _resolve_acceptance(row: Row, key: str, value: object) -> str:
 
 
 def spec(row: Row) -> str:
-    """Write a row's technique with its settings, with spaces where a line may end.
+    """Format the technique of a row and its settings for a table.
 
     Parameters
     ----------
     row
-        Row with ``technique`` and ``params``.
+        A row with ``technique`` and ``params``.
 
     Returns
     -------
     str
-        Name and settings.
+        For example ``kivi bits=4, group=32``.
     """
     return f"{row['technique']} {settings(row)}".strip()
 
 
 def notation(row: Row) -> str:
-    """Write a row's technique with its settings as the command line takes it.
+    """Format the technique of a row and its settings for a command line.
 
     Parameters
     ----------
     row
-        Row with ``technique`` and ``params``.
+        A row with ``technique`` and ``params``.
 
     Returns
     -------
     str
-        Notation that ``kvsim.techniques.parse`` reads.
+        For example ``kivi:bits=4,group=32``, which ``kvsim.techniques.parse`` reads.
     """
     listed = ",".join(f"{k}={simplify(v)}" for k, v in row["params"].items())
     return f"{row['technique']}:{listed}" if listed else str(row["technique"])
 
 
 def short_names(specs: list[str]) -> dict[str, str]:
-    """Give techniques short names, numbered where one comes again.
+    """Abbreviate techniques to their names, numbered if a name occurs with different settings.
 
     Parameters
     ----------
     specs
-        Techniques with their settings, as :func:`spec` writes them.
+        Techniques with settings, as :func:`spec` returns them.
 
     Returns
     -------
     dict
-        Short name of each different technique.
+        The short name of each, such as ``kivi #2``.
     """
     different = list(dict.fromkeys(specs))
     names = [NAME_END.split(CACHE_FORMAT.sub("", text))[0] for text in different]
@@ -242,7 +242,7 @@ def short_names(specs: list[str]) -> dict[str, str]:
 
 
 def distinct_names(rows: Sequence[Row]) -> list[str]:
-    """Name the techniques of rows in a sentence.
+    """Name the techniques of rows, with those settings that tell rows of one technique apart.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        A name per row; where a technique comes with other settings, the differing ones too.
+        A name for each row.
     """
     found = []
     for row in rows:
@@ -265,17 +265,17 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
 
 
 def list_settings(names: dict[str, str]) -> list[str]:
-    """List the settings behind each short name.
+    """List the settings that short names stand for.
 
     Parameters
     ----------
     names
-        Short names by technique, as :func:`short_names` returns them.
+        Short names, as :func:`short_names` returns them.
 
     Returns
     -------
     list of str
-        A line for each technique that has settings.
+        A line for each technique with settings.
     """
     lines = []
     for text, name in names.items():
@@ -291,12 +291,12 @@ def describe_deployment(deployment: Deployment) -> str:
     Parameters
     ----------
     deployment
-        Model, hardware, stack and weights.
+        The deployment.
 
     Returns
     -------
     str
-        Model, GPUs, how it is spread over them, stack and format of the weights.
+        Model, GPUs, parallelism, stack and weight format.
     """
     gpus = f"{deployment.gpus} x " if deployment.gpus > 1 else ""
     where = f"{deployment.model.name} on {gpus}{deployment.hardware.title}"

@@ -1,7 +1,7 @@
-"""Self-contained HTML pages: plotly.js inside once, light and dark, readable on phones and paper.
+"""Self-contained HTML pages with sortable tables and interactive charts.
 
-A page is a verdict, what follows it, tables that sort and copy as CSV, and pictures. Its foot says
-which command, version and day it is from. ``templates/page.html`` lays out all of them.
+A page includes plotly.js once, compressed, and needs no network. ``templates/page.html`` is the
+layout of all pages; the footer states command, version and date.
 """
 
 import json
@@ -37,17 +37,22 @@ PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's
 def render_page(
     pictures: "Sequence[tuple[str, Figure]]" = (), grid: str = "", **parts: object
 ) -> str:
-    """The whole page as HTML, which needs no other file.
+    """Render a page as HTML.
 
     Parameters
     ----------
     pictures
-        Titles and figures from top to bottom.
+        Titles and plotly figures, from top to bottom.
     grid
-        JSON of what sliders choose from.
+        JSON of the grid that the sliders of ``kvsim explore`` select from.
     parts
-        What else ``templates/page.html`` shows: title, answer, tables, details, notes, pastes,
+        Other variables of ``templates/page.html``: title, answer, tables, details, notes, pastes,
         command and foot.
+
+    Returns
+    -------
+    str
+        The HTML document.
     """
     page = _load_template().render(
         parts,
@@ -59,16 +64,16 @@ def render_page(
 
 
 def render_part(template: str, macro: str, *given: object) -> str:
-    """Render what a macro of a template makes, as a notebook shows it.
+    """Render a macro of a template, for display in a notebook.
 
     Parameters
     ----------
     template
         File in ``templates``.
     macro
-        Name of the macro in it.
+        Name of the macro.
     *given
-        What it is made of.
+        Arguments of the macro.
     """
     made = getattr(_load_template(template).module, macro)
     return escape_controls(str(made(*given)))
@@ -163,10 +168,10 @@ def _visible(line: Any, name: str) -> np.ndarray:
 
 
 def pack_plotly() -> str:
-    """plotly.js, packed to a third; the page's script unpacks it.
+    """Return plotly.js compressed and base64-encoded, to be unpacked by the page's script.
 
-    Its two dozen characters beyond ASCII are escaped: with them browsers keep and compile all of it
-    at two bytes per character.
+    Its few non-ASCII characters are escaped, as browsers would otherwise store the whole script
+    with two bytes per character.
     """
     from plotly.offline import get_plotlyjs
 

@@ -1,4 +1,4 @@
-"""Parts of sentences: times, memory, how two compare, and why something takes its time."""
+"""Clauses for sentences: times, memory, comparisons and bottlenecks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -46,17 +46,17 @@ assert set(LIMITS.values()) <= set(REASONS)
 
 
 def summarize_times(prediction: Prediction) -> str:
-    """Write TPOT and TTFT without their ranges.
+    """Write TPOT and TTFT without intervals.
 
     Parameters
     ----------
     prediction
-        Prediction, of which the first batch counts.
+        The prediction, of which the first batch is used.
 
     Returns
     -------
     str
-        Clause of a sentence; without TPOT where one token is generated.
+        For example ``TPOT 20.1 ms, TTFT 310 ms``.
     """
     ttft = f"TTFT {units.seconds(float(prediction.ttft_s[0]))}"
     if prediction.generate == 1:
@@ -65,14 +65,19 @@ def summarize_times(prediction: Prediction) -> str:
 
 
 def describe_times(row: Row, rate: str = "") -> str:
-    """Write TTFT, TPOT and throughput of a row as a clause, with ranges where they are known.
+    """Write TTFT, TPOT and throughput, with intervals where they are known.
 
     Parameters
     ----------
     row
-        Row of a prediction with its ``ranges``.
+        The row of a prediction, which has ``ranges``.
     rate
-        Contract name of the rate; by default the one that rows are compared by.
+        Name of the throughput to state; by default that of :func:`compared_rate`.
+
+    Returns
+    -------
+    str
+        A clause.
     """
     parts = [f"TTFT {_format_time_range(row, 'ttft_s')}"]
     if row["tpot_s"]:
@@ -91,17 +96,17 @@ def _format_time_range(row: Row, name: str) -> str:
 
 
 def describe_memory(row: Row) -> str:
-    """Write how much memory of the GPU a row takes, and of the host if it uses any.
+    """Write the memory that a prediction uses on GPU, host and drive.
 
     Parameters
     ----------
     row
-        Row of a prediction.
+        The row of a prediction.
 
     Returns
     -------
     str
-        Clause of a sentence.
+        A clause.
     """
     told, known = units.size(row["gpu_bytes"]), row["ranges"].get("gpu_bytes")
     if known is not None:
@@ -115,45 +120,55 @@ def describe_memory(row: Row) -> str:
 
 
 def compared_rate(row: Row) -> float:
-    """Return the rate that rows are compared by.
+    """Return the throughput by which rows are compared.
 
     Parameters
     ----------
     row
-        Row of a prediction.
+        The row of a prediction.
 
     Returns
     -------
     float
-        Rate under the key of :func:`~kvsim.report.units.comparison_key`. [tokens/s]
+        Decoding throughput; output throughput if one token is generated. [tokens/s]
     """
     return float(row[comparison_key(row)])
 
 
 def speed_ratio(row: Row, full: Row) -> float:
-    """Return the speed of a row relative to full KV.
+    """Return the throughput of a row relative to that of the full cache.
 
     Parameters
     ----------
     row
-        Row of a prediction.
+        The row of a prediction.
     full
-        Row of full KV at the same point.
+        The row of the full cache at the same batch and prompt.
 
     Returns
     -------
     float
-        Ratio of their compared rates.
+        The ratio.
     """
     return compared_rate(row) / compared_rate(full)
 
 
 def compare_with_full(row: Row, full: Row, named: str = "") -> str:
-    """How a technique compares with full KV, as the rest of a sentence.
+    """Write how fast a technique is compared with the full cache.
 
     Parameters
     ----------
-    named : what it is compared with, where the sentence does not say it already.
+    row
+        The row of the technique.
+    full
+        The row of the full cache at the same batch and prompt.
+    named
+        Name of the baseline to mention; empty if the sentence has mentioned it.
+
+    Returns
+    -------
+    str
+        The rest of a sentence, such as ``is 1.90x as fast``.
     """
     relative = speed_ratio(row, full)
     as_it, than_it = (f" {word} {named}" if named else "" for word in ("as", "than"))
@@ -168,11 +183,21 @@ def compare_with_full(row: Row, full: Row, named: str = "") -> str:
 
 
 def describe_saving(row: Row, full: Row, of: str = " of GPU memory") -> str:
-    """How much less GPU memory a technique takes than full KV, from one per cent on.
+    """Write how much GPU memory a technique saves compared with the full cache.
 
     Parameters
     ----------
-    of : of what, where the sentence does not say it already.
+    row
+        The row of the technique.
+    full
+        The row of the full cache at the same batch and prompt.
+    of
+        The memory that is meant, to be appended.
+
+    Returns
+    -------
+    str
+        The rest of a sentence; empty if less than 1 % is saved.
     """
     saved = full["gpu_bytes"] - row["gpu_bytes"]
     if not row["fits"] or saved <= 0.01 * full["gpu_bytes"]:
@@ -181,14 +206,19 @@ def describe_saving(row: Row, full: Row, of: str = " of GPU memory") -> str:
 
 
 def change_command(command: str, changes: Mapping[str, str]) -> str:
-    """Write a command line with some options given another value.
+    """Replace or add options in a command line.
 
     Parameters
     ----------
     command
-        Command line.
+        The command line.
     changes
-        Values by option, as ``max_loss``; an empty value for an option that takes none.
+        New values by keyword, such as ``max_loss``; an empty value for a flag.
+
+    Returns
+    -------
+    str
+        The changed command line.
     """
     words, found = split(command), []
     skip = False
@@ -206,14 +236,19 @@ def change_command(command: str, changes: Mapping[str, str]) -> str:
 
 
 def differing_options(chosen: Deployment, other: Deployment) -> str:
-    """Write the options in which a deployment differs from the one that was chosen.
+    """Write the options in which a deployment differs from the recommended one.
 
     Parameters
     ----------
     chosen
-        What was chosen.
+        The recommended deployment.
     other
-        What it is compared with.
+        The other deployment.
+
+    Returns
+    -------
+    str
+        Options such as ``--gpu h200 --tp 2``.
     """
     before = asdict(chosen.parallelism)
     differs = {
@@ -225,25 +260,25 @@ def differing_options(chosen: Deployment, other: Deployment) -> str:
 
 
 def join_words(texts: Sequence[str], last: str = "and") -> str:
-    """Join texts as a list in a sentence.
+    """Join texts to a list with commas and a conjunction.
 
     Parameters
     ----------
     texts
-        One or several texts.
+        The texts.
     last
-        The word before the last of them.
+        The conjunction.
     """
     return f" {last} ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def explain_limit(bound_by: str, generate: int) -> str:
-    """Say what limits decoding, or prefill where one token is generated, and why.
+    """Write what limits the speed of decoding (or of prefill, if one token is generated), and why.
 
     Parameters
     ----------
     bound_by
-        What the busiest stream spends most of its time on.
+        The bottleneck, a key of ``REASONS``.
     generate
         Generated tokens per request. [tokens]
     """
@@ -252,39 +287,39 @@ def explain_limit(bound_by: str, generate: int) -> str:
 
 
 def paste_blocks(engines: Sequence[Row]) -> list[Block]:
-    """Lay out settings of engines for the terminal, below an answer.
+    """Lay out configurations of engines for the terminal.
 
     Parameters
     ----------
     engines
-        An engine's settings each.
+        Configurations, as :func:`kvsim.emit.engines.write_settings` returns them.
 
     Returns
     -------
     list of Block
-        Blocks with empty lines between them.
+        Each configuration after an empty line.
     """
     return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
 
 
 def describe_command(engine: str, served: "Served", stack: str, replicas: int = 1) -> Iterator[str]:
-    """Say how an engine is started, and what it has no setting for.
+    """Write the command that starts an engine, and settings that the engine does not have.
 
     Parameters
     ----------
     engine
-        Key of the engine.
+        Name of the engine, such as ``vllm``.
     served
-        What it serves.
+        The model, technique and limits to serve.
     stack
-        Stack of the times, which may be another engine's.
+        Name of the stack that was predicted, which may be of another engine.
     replicas
-        Engines to start.
+        Number of engines to start.
 
     Yields
     ------
     str
-        The command after the title of the engine, then sentences.
+        The command, then sentences.
     """
     from kvsim.emit.engines import emit
 
@@ -300,12 +335,12 @@ def describe_command(engine: str, served: "Served", stack: str, replicas: int = 
 
 
 def quality(found: Evidence) -> Row:
-    """Make the row of a setting's evidence of loss.
+    """Convert evidence of quality loss to a row.
 
     Parameters
     ----------
     found
-        Evidence on the model.
+        The evidence.
 
     Returns
     -------
@@ -324,17 +359,17 @@ def quality(found: Evidence) -> Row:
 
 
 def layers_of(prediction: Prediction) -> list[Row]:
-    """List what ranges of layers do, as ``kvsim.techniques.parse`` reads it back.
+    """List which technique each range of layers uses.
 
     Parameters
     ----------
     prediction
-        A prediction.
+        The prediction.
 
     Returns
     -------
     list of Row
-        First layer, count, technique and settings of each range.
+        First layer, number of layers, technique and settings of each range.
     """
     count = prediction.deployment.model.layers
     if prediction.technique.uniform:

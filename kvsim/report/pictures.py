@@ -1,4 +1,4 @@
-"""The one way to draw: lines, dots, bars and targets on a chart that pages show under its title."""
+"""Charts with a title, drawn with plotly: lines, points, bars and targets."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -26,22 +26,22 @@ Values = Sequence[object] | Array
 
 
 class Chart:
-    """A picture with its title: what is drawn, under one pair of axes.
+    """A chart with a title, for HTML pages and notebooks.
 
     Parameters
     ----------
     title
-        What stands above it on a page.
+        Title, shown above the chart.
     across, up
-        Titles of the axes with their units.
+        Titles of the horizontal and the vertical axis, with units.
     height
-        Height without a legend of several lines. [px]
+        Height without the legend. [px]
     log
-        Which axes are logarithmic: ``x``, ``y`` or ``xy``.
+        Logarithmic axes: ``"x"``, ``"y"`` or ``"xy"``.
     xaxis, yaxis
-        Further properties of an axis, as plotly names them.
+        Further properties of an axis, as in plotly.
     **layout
-        Further properties of the picture, as plotly names them.
+        Further properties of the layout, as in plotly.
     """
 
     def __init__(
@@ -72,14 +72,18 @@ class Chart:
         look: Marker | str = GREY,
         **trace: object,
     ) -> Self:
-        """Draw a line.
+        """Add a line.
 
         Parameters
         ----------
+        name
+            Name in the legend.
+        across, up
+            Coordinates of the points; None leaves a gap.
         look
-            Mark of a technique, whose symbols are drawn too, or a colour.
+            Marker of a technique, which adds symbols, or a colour.
         **trace
-            Further properties of the line, as plotly names them.
+            Further properties of the trace, as in plotly.
         """
         style: dict[str, object] = {"mode": "lines", "line": {"color": look, "width": 1.5}}
         if isinstance(look, Marker):
@@ -90,18 +94,18 @@ class Chart:
     def dots(
         self, name: str, across: Values, up: Values, marker: Mapping[str, object], **trace: object
     ) -> Self:
-        """Draw points that nothing joins; `marker` is as plotly has it.
+        """Add points without a line.
 
         Parameters
         ----------
         name
-            What the legend calls them.
+            Name in the legend.
         across, up
-            Their values along both axes.
+            Coordinates of the points.
         marker
-            How they look, as plotly has it.
+            Appearance of the points, as in plotly.
         **trace
-            Further properties, as plotly names them.
+            Further properties of the trace, as in plotly.
         """
         self.figure.add_scatter(x=across, y=up, name=name, mode="markers", marker=marker, **trace)
         return self
@@ -114,18 +118,18 @@ class Chart:
         marker: Mapping[str, object],
         **trace: object,
     ) -> Self:
-        """Draw bars to the right; ``orientation="v"`` draws them upwards.
+        """Add horizontal bars; ``orientation="v"`` makes them vertical.
 
         Parameters
         ----------
         name
-            What the legend calls them; None where there is nothing to tell apart.
+            Name in the legend; None for no entry.
         across, up
-            Their values along both axes.
+            Lengths and positions of the bars.
         marker
-            How they look, as plotly has it.
+            Appearance of the bars, as in plotly.
         **trace
-            Further properties, as plotly names them.
+            Further properties of the trace, as in plotly.
         """
         self.figure.add_bar(
             x=across, y=up, name=name, marker=marker, **{"orientation": "h", **trace}
@@ -133,26 +137,26 @@ class Chart:
         return self
 
     def target(self, name: str, across: Values, up: Values) -> Self:
-        """Draw a target as a dotted line between two points.
+        """Add a target as a dotted line between two points.
 
         Parameters
         ----------
         name
-            What the legend calls it.
+            Name in the legend.
         across, up
-            Both ends along both axes.
+            Coordinates of both ends.
         """
         return self.line(name, across, up, line={"color": RED, "dash": "dot"})
 
     def second_axis(self, up: str, **axis: object) -> Self:
-        """Add an axis at the right, on which traces with ``yaxis="y2"`` stand; from 0 on.
+        """Add a vertical axis on the right, from 0, for traces with ``yaxis="y2"``.
 
         Parameters
         ----------
         up
             Title of the axis.
         **axis
-            Further properties of the axis, as plotly names them.
+            Further properties of the axis, as in plotly.
         """
         own = {"overlaying": "y", "side": "right", "title": up, "showgrid": False, **axis}
         self.figure.update_layout(yaxis2={**own, "rangemode": "tozero"})
@@ -167,20 +171,22 @@ def draw_bars(
     hover: str = "%{x:.3g} %<extra></extra>",
     downwards: bool = False,
 ) -> Chart:
-    """Draw one bar to the right per name.
+    """Draw a horizontal bar for each name.
 
     Parameters
     ----------
+    title
+        Title of the chart.
     sizes
-        Length of each bar.
+        Length of each bar, by name.
     across
-        Title of the axis with its unit.
+        Title of the axis, with the unit.
     colours
         Colour of all bars, or of each.
     hover
-        What is shown of a bar under the pointer, as plotly writes it.
+        Text shown for a bar under the pointer, in plotly's format.
     downwards
-        Whether the first bar stands on top.
+        Whether the first bar is at the top.
     """
     chart = Chart(title, across, height=120 + 32 * len(sizes), yaxis=DOWNWARDS if downwards else {})
     values = list(sizes.values())
@@ -194,16 +200,18 @@ def draw_distribution(
     target: float | None = None,
     across: str = "s",
 ) -> Chart:
-    """Draw the share of requests that stay within a value, a line per name.
+    """Draw cumulative distributions: the share of requests within a time.
 
     Parameters
     ----------
+    title
+        Title of the chart.
     quantiles
-        Quantiles of each line at even steps from the least to the largest value.
+        For each line, values at evenly spaced quantiles from 0 to 1.
     looks
-        Marks of the lines; by default colours and dashes in turn.
+        Markers of the lines; by default, colours and dashes in turn.
     target
-        Time that should be kept. [s]
+        Target to mark. [s]
     across
         Unit of the values.
     """
@@ -221,12 +229,14 @@ def draw_distribution(
 
 
 def draw_arrivals(title: str, arrival: Array) -> Chart:
-    """Draw requests per second over a trace.
+    """Draw the request rate of a trace over time.
 
     Parameters
     ----------
+    title
+        Title of the chart.
     arrival
-        Ascending times of arrival. [s]
+        Arrival times in ascending order. (n,) [s]
     """
     lasts = float(arrival[-1] - arrival[0])
     unit, scale = ("s", 1.0) if lasts < 600 else ("minutes", 60.0)

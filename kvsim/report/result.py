@@ -1,4 +1,4 @@
-"""What a command found, rendered once each as terminal, JSON, page and data frame."""
+"""The result of a command: printed on the terminal, as JSON, as an HTML page or a data frame."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
@@ -48,12 +48,14 @@ UNITS = {
 
 
 class Figures(Mapping[str, Any]):
-    """Fields of an answer as attributes; ``ttft`` is ``ttft_s``, ``gpu`` memory ``gpu_bytes``.
+    """Read-only access to a dictionary by attribute, with or without the unit of a name.
+
+    ``figures.ttft`` finds the field ``ttft_s``, and ``figures.gpu`` finds ``gpu_bytes``.
 
     Parameters
     ----------
     fields
-        A part of an answer as JSON has it.
+        A dictionary with the structure of the JSON output.
 
     Examples
     --------
@@ -95,12 +97,17 @@ class Figures(Mapping[str, Any]):
 
 
 def unit_of(path: str) -> str:
-    """Return the unit of a number, by the names on the way to it.
+    """Return the unit of a number in the JSON output, which its name implies.
 
     Parameters
     ----------
     path
-        Dotted name, as ``ranges.ttft_s.low``.
+        Dotted name of the number, such as ``ranges.ttft_s.low``.
+
+    Returns
+    -------
+    str
+        The unit; ``"1"`` for counts and shares.
 
     Examples
     --------
@@ -117,17 +124,17 @@ def unit_of(path: str) -> str:
 
 
 def flatten(row: Row) -> Row:
-    """Flatten a row: nested values get dotted names, settings become ``key=value``.
+    """Flatten a nested row: inner values get dotted names, and settings become one text.
 
     Parameters
     ----------
     row
-        Row of an answer.
+        A row of a result.
 
     Returns
     -------
     dict
-        Plain cells in the order of the row.
+        Texts and numbers by name.
     """
     from kvsim.report.names import settings
 
@@ -144,12 +151,17 @@ def flatten(row: Row) -> Row:
 
 
 def numbers_of(fields: Row) -> Iterator[tuple[str, int | None, str, float, str]]:
-    """List every number of an answer with its place and unit.
+    """List every number in a result, with its name and unit.
 
     Parameters
     ----------
     fields
-        The command's own fields.
+        The fields of the JSON output that are specific to the command.
+
+    Yields
+    ------
+    tuple
+        Field, index in it if it is a list (else None), dotted name, value and unit.
     """
     for part, value in fields.items():
         items = enumerate(value) if isinstance(value, list) else [(None, value)]
@@ -160,7 +172,7 @@ def numbers_of(fields: Row) -> Iterator[tuple[str, int | None, str, float, str]]
 
 
 def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """List the plain values in a nested one, each with its dotted name."""
+    """Yield the innermost values of nested dictionaries and lists with their dotted names."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
@@ -183,44 +195,44 @@ Found = TypeVar("Found")
 
 @frozen
 class Result(Generic[Found]):
-    """The answer of a command.
+    """The result of a command or of a function of ``kvsim.api``.
 
     Attributes
     ----------
     title
-        The heading of the page.
+        Heading of the HTML page.
     answer
-        The verdict and what follows it.
+        The verdict, and the sections that follow it.
     fields
-        The command's own fields as ``--json`` has them.
+        The fields of the JSON output that are specific to the command.
     found
-        What was computed: predictions, a plan, runs.
+        The computed object, such as a plan, predictions or simulated runs.
     rows
-        The figures that a data frame has.
+        The rows of :meth:`frame`.
     tables
-        The tables that stand before the pictures.
+        Tables that are shown above the charts of the page.
     blocks, more
-        What the terminal shows, from top to bottom, and what ``--verbose`` adds.
+        What the terminal shows, and what ``--verbose`` adds.
     draw
-        Draws the pictures of the page.
+        Function that draws the charts of the page.
     details
-        Tables of the page that follow the pictures.
+        Tables that are shown below the charts of the page.
     remarks
-        What the page says under the pictures.
+        Sentences below the charts of the page.
     notes
-        What a reader should know before using the numbers.
+        Caveats about the numbers.
     data
-        Date of the newest measurement that the answer stands on.
+        Date of the newest measurement that the result depends on.
     foot
-        What the numbers rest on, in the page's last lines.
+        Last lines of the page: the profiles and stacks used.
     pastes
-        Settings of engines, to paste.
+        Configurations of engines that can be copied.
     grid
-        JSON of what the sliders of a page choose from.
+        JSON of the grid behind the sliders of ``kvsim explore``.
     passed
-        Whether what was checked holds; commands end with 1 where it does not.
+        False if a check failed; the command then exits with code 1.
     command
-        The command line that gives the same. The functions of ``kvsim.api`` fill it in.
+        The equivalent command line.
     """
 
     title: str
@@ -243,14 +255,14 @@ class Result(Generic[Found]):
     command: str = ""
 
     def show(self, json: bool = False, verbose: bool = False) -> None:
-        """Print the answer on the terminal.
+        """Print the result on the terminal.
 
         Parameters
         ----------
         json
-            Whether to print JSON for programs instead.
+            Whether to print JSON instead of text.
         verbose
-            Whether to print all that is known about it.
+            Whether to print all evidence and every table.
         """
         if json:
             print_json(self.envelope())
@@ -258,7 +270,7 @@ class Result(Generic[Found]):
             Terminal().show([*self.blocks, *self.more] if verbose else self.blocks)
 
     def envelope(self) -> Row:
-        """All of it as ``--json`` prints it."""
+        """Return the result as the dictionary that ``--json`` prints."""
         said = self.answer
         return envelope(
             self.command,
@@ -271,12 +283,12 @@ class Result(Generic[Found]):
 
     @property
     def choice(self) -> Figures:
-        """What was chosen: technique, settings and batch, or the replicas of a fleet.
+        """The recommended configuration: technique, settings and batch, or the replicas of a fleet.
 
         Raises
         ------
         AttributeError
-            If the command chooses nothing.
+            If the command recommends nothing, such as ``predict``.
         """
         chosen = self.fields.get("choice")
         fleet = self.fields.get("fleet")
@@ -289,31 +301,31 @@ class Result(Generic[Found]):
 
     @property
     def figures_of_choice(self) -> Figures:
-        """The numbers of the verdict: times, throughput and memory of what it recommends."""
+        """Times, throughput and memory of the recommended configuration."""
         return Figures(self.answer.figures)
 
     @property
     def ttft(self) -> Any:
-        """Time to first token of what the verdict recommends, or its percentiles. [s]"""
+        """Time to first token of the recommended configuration, or its percentiles. [s]"""
         return self.figures_of_choice.ttft
 
     @property
     def tpot(self) -> Any:
-        """Time per output token of what the verdict recommends, or its percentiles. [s]"""
+        """Time per output token of the recommended configuration, or its percentiles. [s]"""
         return self.figures_of_choice.tpot
 
     def to_dict(self) -> Row:
-        """All of it as ``--json`` prints it."""
+        """Return the result as the dictionary that ``--json`` prints."""
         return self.envelope()
 
     def to_frame(self) -> "DataFrame":
-        """Every number of the JSON, one per line, long and tidy.
+        """Return every number of the JSON output as a data frame in long format.
 
         Returns
         -------
         pandas.DataFrame
-            ``part`` of the answer, ``row`` in it where it is a list, ``quantity``, ``value`` and
-            ``unit``; ``attrs`` has the command and the version.
+            One line per number, with the columns ``part`` (field), ``row`` (index in the field),
+            ``quantity``, ``value`` and ``unit``; ``attrs`` has the command and the version.
 
         Raises
         ------
@@ -329,12 +341,12 @@ class Result(Generic[Found]):
         return found
 
     def frame(self) -> "DataFrame":
-        """The rows as a data frame, one line each; nested values have dotted names.
+        """Return the rows as a data frame; nested values become columns with dotted names.
 
         Returns
         -------
         pandas.DataFrame
-            Settings are text; ``attrs["units"]`` has the unit of each column of numbers.
+            One line per row; ``attrs["units"]`` has the unit of each numeric column.
 
         Raises
         ------
@@ -350,25 +362,25 @@ class Result(Generic[Found]):
         return found
 
     def save_report(self, path: str | Path) -> None:
-        """Write the page of ``--report``.
+        """Write the result as an HTML page, as ``--report`` does.
 
         Parameters
         ----------
         path
-            File of the page.
+            The file to write.
         """
         self.write(path)
 
     def figure(self) -> "Figure":
-        """The first picture of the page."""
+        """Return the first chart, a plotly figure."""
         return self.figures()[0][1]
 
     def figures(self) -> "list[tuple[str, Figure]]":
-        """The pictures of the page with their titles."""
+        """Return all charts as pairs of title and plotly figure."""
         return [(chart.title, chart.figure) for chart in self.draw()]
 
     def html(self) -> str:
-        """The page that ``--report`` writes."""
+        """Return the result as an HTML page."""
         from kvsim.report.page import render_page
 
         return render_page(
@@ -385,12 +397,12 @@ class Result(Generic[Found]):
         )
 
     def write(self, path: str | Path) -> None:
-        """Write the page beside its place and rename it, so that it is whole or not there.
+        """Write the result as an HTML page; after an error no partial file is left.
 
         Parameters
         ----------
         path
-            File of the page.
+            The file to write.
         """
         replace_text(Path(path), self.html())
 
