@@ -1,4 +1,4 @@
-"""The command line: the commands put together, and every error as one line."""
+"""The command-line application; every error is reported in one line."""
 
 import atexit
 import gc
@@ -25,7 +25,7 @@ OUT_OF_MEMORY = "memory ran out; expected a smaller request: fewer points, reque
 
 
 class Stopped(BaseException):
-    """A signal asked the command to end."""
+    """Raised when a signal asks the command to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,15 +33,15 @@ class Stopped(BaseException):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Run a command, report a failure in one line, and return the exit code.
+    """Run a command, report an error in one line, and return the exit code.
 
-    Codes are 0 for done, 1 for a limit that is not met, 2 for bad input, 70 for a fault of kvsim
-    itself, and 128 plus the number of the signal that stopped it.
+    Exit codes are 0 for success, 1 if limits or checks are not met, 2 for invalid input, 70 for an
+    internal error, and 128 plus the number of a signal.
 
     Parameters
     ----------
     work
-        Does the command's work; an integer that it returns is the exit code.
+        Runs the command; an integer it returns is the exit code.
 
     Returns
     -------
@@ -61,15 +61,15 @@ def run_command(work: Callable[[], object]) -> int:
 
 
 def leave(code: str | int | None) -> None:
-    """Exit the process, without joining PyArrow's threads if it was imported.
+    """Exit the process without joining PyArrow's threads.
 
-    PyArrow may still have a thread that waits for the interpreter lock. At a normal exit it would
-    abort the process after the command has succeeded.
+    At a normal exit, a PyArrow thread that waits for the interpreter lock could abort the process
+    after the command has succeeded.
 
     Parameters
     ----------
     code
-        The exit code, or a message to print as ``sys.exit`` does.
+        The exit code, or a message to print, as for ``sys.exit``.
     """
     if not isinstance(code, int) or "pyarrow" not in sys.modules:
         sys.exit(code)
@@ -264,7 +264,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     Parameters
     ----------
     names
-        Commands that it has.
+        Names of the commands to include.
 
     Returns
     -------
@@ -285,7 +285,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; every error is one line on standard error."""
+    """Run the command line."""
     gc.set_threshold(GC_THRESHOLD)
     # a plan's matrices are small: threads that NumPy's library starts for large ones would only
     # spin; PyTorch has its own

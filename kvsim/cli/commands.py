@@ -36,37 +36,37 @@ GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
 
 
 class Page(Protocol):
-    """What writes its own page."""
+    """An object that can write itself as an HTML page."""
 
     def write(self, path: Path) -> None:
-        """Write the page to a file, whole or not at all."""
+        """Write the page to a file; after an error no partial file is left."""
 
 
 class Shown(Page, Protocol):
-    """The answer of a command, which prints itself and writes its own page."""
+    """The result of a command, which can print itself and write its page."""
 
     @property
     def passed(self) -> bool:
-        """Whether what was checked holds."""
+        """Whether all checks passed."""
 
     def show(self, json: bool, verbose: bool) -> None:
-        """Print the answer for readers, or as JSON for programs."""
+        """Print the result as text or as JSON."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A command as it was typed.
+    """A parsed command line.
 
     Attributes
     ----------
     command
-        Its name.
+        Name of the command.
     options
-        What was given, by keyword, for the function of ``kvsim.api``.
+        The given options by keyword, to be passed to the function of ``kvsim.api``.
     json, csv, verbose
-        Whether the answer is printed so.
+        Form of the output.
     report
-        Where its page is written, if anywhere.
+        File of the HTML page; None for none.
     """
 
     command: str
@@ -78,33 +78,33 @@ class Call:
 
     @property
     def line(self) -> str:
-        """The command line, without what only says how its answer is shown."""
+        """The command line without the options that only affect the output."""
         return command_line(self.command, self.options)
 
     def write(self, result: Page) -> None:
-        """Write the page of a result if one is wanted.
+        """Write the result as an HTML page if ``--report`` was given.
 
         Parameters
         ----------
         result
-            The result, which writes its own page.
+            The result.
         """
         if self.report is not None:
             result.write(self.report)
             print_written(self.report)
 
     def show(self, result: Shown) -> None:
-        """Write the page of a result if one is wanted, then print it.
+        """Print the result, after writing its HTML page if ``--report`` was given.
 
         Parameters
         ----------
         result
-            The result, which prints itself as a table or as JSON.
+            The result.
 
         Raises
         ------
         typer.Exit
-            With code 1 if what was checked does not hold.
+            With code 1 if a check failed.
         """
         self.write(result)
         result.show(self.json, self.verbose)
@@ -114,16 +114,16 @@ class Call:
 
 
 def command(name: str, about: str, answer: Callable[[Call], object]) -> Callable[..., None]:
-    """Make a function of a call one that Typer makes a command of, with the table's options.
+    """Make a function with the signature that Typer needs for a command, from the options table.
 
     Parameters
     ----------
     name
-        The command, as ``plan`` or ``traces inspect``.
+        Name of the command, such as ``plan`` or ``traces inspect``.
     about
-        What its help says.
+        Text of its help.
     answer
-        Answers the call.
+        Handles the parsed command line.
     """
 
     def run(ctx: typer.Context, **values: object) -> None:
@@ -203,19 +203,19 @@ NAMES = {
 
 
 def completion(command: str, option: str) -> Callable[[str], list[str]] | None:
-    """Return what completes an option; None where nothing is known about it.
+    """Return the shell completion of an option, if there is one.
 
     Parameters
     ----------
     command
-        The command, as ``plan``.
+        Name of the command.
     option
-        Its keyword, as ``model``.
+        Keyword of the option, such as ``model``.
 
     Returns
     -------
-    callable
-        Completes what was typed; of several values separated by commas, the last.
+    callable or None
+        Completes a typed value; in a list separated by commas, the last item.
     """
     kind = command if option == "name" else COMPLETED.get(option)
     if kind is None or kind not in COMPLETED.values():
@@ -240,17 +240,17 @@ def _known(kind: str, typed: str) -> Iterable[str]:
 
 
 class CheckedHelp:
-    """What commands and groups of commands share: grouped help, and checks of how they are used."""
+    """Grouped help and checks of the options, for commands and groups of commands."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options group by group, then the examples.
+        """Write the options by group, then the examples.
 
         Parameters
         ----------
         ctx
-            The parser's context of the command.
+            Context of the command.
         formatter
-            What the help is written to.
+            Receives the text.
         """
         name = ctx.command_path.partition(" ")[2]
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -278,24 +278,24 @@ class CheckedHelp:
                     formatter.write_text(line)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line and check how its options are used.
+        """Parse a command line and reject options that have no effect.
 
         Parameters
         ----------
         ctx
-            The parser's context of the command; it keeps what was typed in its order.
+            Context of the command, which receives the given options in order.
         args
             The words after the command.
 
         Returns
         -------
         list of str
-            Words that the parser leaves, as it returns them.
+            Remaining words.
 
         Raises
         ------
         InputError
-            For options without effect, given twice, or without a value.
+            If an option has no effect, is given twice or lacks a value.
         """
         name = ctx.command_path.partition(" ")[2]
         typed, args = args, read_spellings(name, args)
@@ -515,14 +515,14 @@ ANSWERS: dict[str, Callable[[Call], Any]] = {
 
 
 def add_command(app: typer.Typer, name: str) -> None:
-    """Add a command to the application, with the commands below it.
+    """Add a command and its subcommands to the application.
 
     Parameters
     ----------
     app
         The application.
     name
-        One of :data:`COMMANDS`.
+        A name in :data:`COMMANDS`.
     """
 
     def made(full: str) -> Callable[..., None]:

@@ -1,10 +1,8 @@
-"""The settings of each engine for a replica; what an engine has no setting for is noted.
+"""Configuration of serving engines: command lines, files, and settings an engine does not have.
 
-Each engine has a section: how it spreads a model over GPUs, its limits, formats, memory for evicted
-blocks, drafting, and engines that only prefill or only decode.
-
-Every word of a command goes through :func:`shlex.quote`, every value of a file or a call through
-the writer of its format: a name may hold spaces, quotes, ``$( )`` or line breaks.
+Each engine has a section that covers parallelism, limits, formats, offloading, speculative
+decoding, and disaggregated prefill and decode. All words of commands are quoted with
+:func:`shlex.quote`, and values in files are written in the syntax of the format.
 """
 
 import json
@@ -41,7 +39,7 @@ Yaml: TypeAlias = Union[  # noqa: UP007 - refers to itself
 
 @frozen
 class Emitted:
-    """Settings to paste.
+    """The configuration of an engine.
 
     Attributes
     ----------
@@ -50,11 +48,11 @@ class Emitted:
     text
         Files and commands, one option per line.
     line
-        The same with each command on one line.
+        The command on one line.
     flags
-        Flags that it holds.
+        Flags that are used.
     missing
-        What the engine has no setting for, in words.
+        Requirements for which the engine has no setting, in words.
     """
 
     engine: str
@@ -65,25 +63,25 @@ class Emitted:
 
     @property
     def command(self) -> str:
-        """The command alone; where it reads a file, with the option that writes both."""
+        """The command on one line; if it reads a file, a hint to ``--emit``."""
         *file, command = self.line.splitlines() or [""]
         return f"{command} (`--emit {self.engine}` writes its file)" if file else command
 
 
 @dataclass
 class EngineSettings:
-    """Options, flags and gaps of an engine as its text is written.
+    """The configuration of an engine under construction.
 
     Attributes
     ----------
     engine
         Name of the engine.
     options
-        Options of its command with their values, in order.
+        Options of the command with their values, in order.
     used
-        Flags that were written.
+        Flags used so far.
     missing
-        What the engine has no setting for, in words.
+        Requirements for which the engine has no setting, in words.
     """
 
     engine: str
@@ -92,89 +90,84 @@ class EngineSettings:
     missing: list[str] = field(default_factory=list)
 
     def use(self, *names: str) -> None:
-        """Note flags that are written outside the command; refuse unknown ones."""
+        """Record flags that are used outside the command."""
         self.used += [find_flag(self.engine, name) for name in names]
 
     def add(self, name: str, value: object = "", when: object = True) -> None:
-        """Add an option to the command; without a value, a switch.
+        """Add an option to the command.
 
         Parameters
         ----------
         name
-            Option, such as ``--max-model-len``.
+            The option, such as ``--max-model-len``.
         value
-            Its value; empty for a switch.
+            Its value; empty for a flag.
         when
-            Whether it is needed.
+            Whether to add it.
         """
         if when:
             self.use(name)
             self.options.append((name, str(value)))
 
     def lack(self, what: str, when: object = True) -> None:
-        """Note something that the engine has no setting for.
+        """Record a requirement for which the engine has no setting.
 
         Parameters
         ----------
         what
-            What is missing, in words.
+            The requirement, in words.
         when
-            Whether it is needed.
+            Whether to record it.
         """
         if when:
             self.missing.append(what)
 
     def command(self, *words: str) -> str:
-        """Return the command that begins with ``words``, with the options added so far."""
+        """Return the command that starts with ``words`` and has the options added so far."""
         return write_command(words, self.options)
 
     def finish(self, text: str) -> Emitted:
-        """Return the finished text with its flags and gaps.
+        """Return the finished configuration.
 
         Parameters
         ----------
         text
-            Text with marks where a long command may break.
+            Text with marks where a long command may be broken.
 
         Returns
         -------
         Emitted
-            Text laid out in lines, and its command in one line.
+            The configuration.
         """
         laid_out, line = text.replace(BREAK, " \\\n  "), text.replace(BREAK, " ")
         return Emitted(self.engine, laid_out, line, tuple(self.used), tuple(self.missing))
 
 
 def write_path(name: str) -> str:
-    """Return a path that no command takes for an option: ``-x`` becomes ``./-x``.
+    """Return a path that cannot be mistaken for an option: ``-x`` becomes ``./-x``.
 
     Parameters
     ----------
     name
         File, folder or repository.
-
-    Returns
-    -------
-    str
-        The path.
     """
     return f"./{name}" if name.startswith("-") else name
 
 
 def write_command(words: tuple[str, ...], options: list[tuple[str, str]]) -> str:
-    """Return a quoted command; an empty value makes an option a switch.
+    """Return a command with all words quoted.
 
     Parameters
     ----------
     words
-        Words that the command begins with.
+        The first words.
     options
-        Options and their values.
+        Options and their values; empty for flags.
 
     Returns
     -------
     str
-        Command with marks where it may break.
+        The command, with marks where it may be broken.
     """
     parts = [shlex.join(words)]
     parts += [shlex.join([name, value] if value else [name]) for name, value in options]
@@ -182,17 +175,12 @@ def write_command(words: tuple[str, ...], options: list[tuple[str, str]]) -> str
 
 
 def write_yaml(settings: Mapping[str, Yaml]) -> str:
-    """Return settings as YAML, with mappings and lists in them indented.
+    """Return settings as YAML.
 
     Parameters
     ----------
     settings
-        Keys with values, or with mappings and lists of them.
-
-    Returns
-    -------
-    str
-        Lines of YAML.
+        Scalars, mappings and lists by key.
     """
     lines = []
     for key, value in settings.items():
@@ -221,17 +209,12 @@ def _yaml_scalar(value: Setting) -> str:
 
 
 def write_python(value: Setting | Mapping[str, Setting]) -> str:
-    """Return a value as Python source, strings in double quotes where they hold none.
+    """Return a value as Python source.
 
     Parameters
     ----------
     value
-        Value to write.
-
-    Returns
-    -------
-    str
-        Expression.
+        The value.
     """
     if isinstance(value, Mapping):
         inner = (f"{write_python(key)}: {write_python(x)}" for key, x in value.items())
@@ -249,19 +232,24 @@ ROLE_WORK = {"prefill": "read prompts", "decode": "decode"}
 
 
 def emit(engine: str, served: Served) -> Emitted:
-    """Write the settings of an engine for a replica.
+    """Write the configuration of an engine for a replica.
 
     Parameters
     ----------
     engine
-        A key of :data:`WRITERS`.
+        A key of :data:`WRITERS`, such as ``vllm``.
     served
-        What the engine is asked to serve.
+        What to serve.
+
+    Returns
+    -------
+    Emitted
+        The configuration.
 
     Raises
     ------
     InputError
-        For an unknown engine.
+        If the engine is unknown.
     """
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
@@ -276,17 +264,17 @@ def emit(engine: str, served: Served) -> Emitted:
 
 
 def annotate(emitted: Emitted) -> str:
-    """Return settings with their source and what is missing, as comments.
+    """Return a configuration with comments on its source and on missing settings.
 
     Parameters
     ----------
     emitted
-        Settings of an engine.
+        The configuration.
 
     Returns
     -------
     str
-        Text to paste.
+        Text to copy.
     """
     manual = MANUALS[emitted.engine]
     lines = [f"# {manual.title} ({manual.version}; {manual.source})", emitted.text]
@@ -900,17 +888,17 @@ WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
 
 
 def check_engines(names: Sequence[str] | None) -> None:
-    """Refuse engines that no settings are written for.
+    """Check that configurations can be written for engines.
 
     Parameters
     ----------
     names
-        Names of engines, if any were asked for.
+        Names of engines; None for none.
 
     Raises
     ------
     InputError
-        Naming the first unknown one.
+        For the first unknown name.
     """
     for name in names or ():
         if name not in WRITERS:
@@ -918,19 +906,19 @@ def check_engines(names: Sequence[str] | None) -> None:
 
 
 def write_settings(names: Sequence[str], served: Served) -> list[dict[str, object]]:
-    """Write the settings of serving engines for one replica.
+    """Write the configurations of several engines for one replica.
 
     Parameters
     ----------
     names
         Names of engines.
     served
-        What the replica serves, and how.
+        What to serve.
 
     Returns
     -------
     list of dict
-        One entry per engine: its version, source, settings, command line, and what it lacks.
+        For each engine: version, source, text, command line and missing settings.
     """
     rows: list[dict[str, object]] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""What an engine is asked to serve, in terms that hold for every engine."""
+"""What an engine is to serve: model, technique, limits and memory, for any engine."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -120,32 +120,32 @@ class Served:
 
     @property
     def drafts(self) -> int:
-        """Tokens drafted per round; 0 for techniques that draft none."""
+        """Number of tokens drafted per round; 0 without speculative decoding."""
         return int(self.technique.drafts)
 
     @property
     def terms(self) -> dict[str, Term]:
-        """What the technique is composed of, by name."""
+        """The parts of the technique by name."""
         return {term.name: term for term in self.technique.terms}
 
     @property
     def host_gib(self) -> float:
-        """Host memory for evicted blocks of one copy of attention. [GiB]"""
+        """Host memory for the KV cache per copy of attention. [GiB]"""
         return round(self.host_cache / self.spread.dp / GIB, 2)
 
     @property
     def host_gb_each(self) -> int:
-        """Host memory for evicted blocks of each GPU's process, in whole GB."""
+        """Host memory for the KV cache per GPU, in whole GB."""
         return round(self.host_cache / self.spread.gpus / GB)
 
     @property
     def host_gib_each(self) -> float:
-        """Host memory for evicted blocks of each GPU's process. [GiB]"""
+        """Host memory for the KV cache per GPU. [GiB]"""
         return round(self.host_cache / self.spread.gpus / GIB, 2)
 
     @property
     def nvme_gib_each(self) -> float:
-        """NVMe space of each GPU's process. [GiB]"""
+        """NVMe space for the KV cache per GPU. [GiB]"""
         return round(self.nvme_cache / self.spread.gpus / GIB, 2)
 
     @property
@@ -154,17 +154,12 @@ class Served:
         return round(self.nvme_cache / GB)
 
     def with_role(self, role: str) -> "Served":
-        """Return what the ``prefill`` or the ``decode`` engines serve; prefill keeps prefixes.
+        """Return what the engines for one role serve, where prefill and decode are disaggregated.
 
         Parameters
         ----------
         role
-            ``prefill`` or ``decode``.
-
-        Returns
-        -------
-        Served
-            The same for engines of one role.
+            ``"prefill"`` or ``"decode"``; only prefill engines cache prefixes.
         """
         if role == "prefill":
             return replace(self, role=role, apart=None)
@@ -174,7 +169,7 @@ class Served:
 
     @property
     def static_share(self) -> float:
-        """Weights and KV cache as a share of each GPU's memory, rounded down."""
+        """Weights and KV cache as a share of GPU memory, rounded down."""
         return (
             int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + PERCENT_ROUNDING)
             / 100
@@ -182,7 +177,7 @@ class Served:
 
     @property
     def free_share(self) -> float:
-        """The KV cache as a share of what everything else leaves, rounded down."""
+        """KV cache as a share of the GPU memory that is otherwise free, rounded down."""
         if self.share_of_free:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
@@ -214,16 +209,16 @@ def _deployed(d: Deployment) -> dict[str, Any]:
 def serve_costs(
     costs: "StepCosts", utilisation: float, apart: tuple[int, int] | None = None
 ) -> Served:
-    """Describe a replica of a simulated fleet.
+    """Describe a simulated replica for engines.
 
     Parameters
     ----------
     costs
-        Pass times and memory of the replica.
+        Cost model of the replica.
     utilisation
-        Share of each GPU's memory that the engine uses.
+        Share of GPU memory that the engine may use.
     apart
-        Number of engines that only prefill and that only decode; None if each does both.
+        Numbers of prefill and of decode engines; None if each engine does both.
     """
     rules, d = costs.rules, costs.deployment
     held = int(costs.capacity / costs.room.block_bytes) * rules.block_tokens
@@ -247,29 +242,27 @@ def serve_costs(
 
 
 def round_up_length(longest: int, most: int) -> int:
-    """Round a longest sequence up to a power of two, as the next one drawn may be longer.
+    """Round the length of the longest request up to a power of two, as later ones may be longer.
 
     Parameters
     ----------
     longest
-        The longest of those that were played. [tokens]
+        Length of the longest simulated request. [tokens]
     most
-        What the engine accepts: the model's context, and what its cache holds. [tokens]
+        Limit from the model's context and the cache. [tokens]
     """
     return min(1 << max(longest - 1, 0).bit_length(), most)
 
 
 def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
-    """Describe the replica of a plan for equal requests.
-
-    Batch and lengths are the prediction's, the token budget of a pass is the engines' default.
+    """Describe the deployment of a predicted batch for engines.
 
     Parameters
     ----------
     prediction
-        One point: its first batch is taken.
+        The prediction, of which the first batch is used.
     utilisation
-        Share of each GPU's memory that the engine uses.
+        Share of GPU memory that the engine may use.
     """
     d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
     weights, beside = (float(np.max(x)) for x in held_beside(prediction.buffers))

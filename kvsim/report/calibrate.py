@@ -1,4 +1,4 @@
-"""``kvsim calibrate``: numbers of a measured machine, and a stack fitted to a serving run."""
+"""Results of ``kvsim calibrate``: a measured machine, or a stack fitted to measurements."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -52,14 +52,14 @@ MEANINGS = {
 
 
 def make_machine_result(answer: Row, notes: Sequence[str]) -> Result[Row]:
-    """Make the answer of ``kvsim calibrate --device``.
+    """Make the result of ``kvsim calibrate --device``.
 
     Parameters
     ----------
     answer
-        Its fields.
+        The fields of the JSON output, from :func:`machine_fields`.
     notes
-        Under which conditions the machine was measured.
+        Conditions of the measurement, such as clocks and temperature.
     """
     title, table = f"{answer['device']}: {answer['samples']:,} samples", _number_table(answer)
     beside = [n for n in answer["numbers"] if n["datasheet"]]
@@ -91,22 +91,22 @@ def machine_fields(
     samples: int,
     out: Path,
 ) -> Row:
-    """A calibration under its contract names.
+    """Collect the fields of the JSON output for a measured machine.
 
     Parameters
     ----------
     found
-        What was fitted.
+        The fitted numbers.
     machine
-        The machine that was measured.
+        The measured machine.
     sheet
-        Data sheet of the device, if one is shipped.
+        Data-sheet profile of the same GPU, for comparison; None if there is none.
     suspicions
-        What was odd while it was measured.
+        Irregularities during the measurement.
     samples
-        How many samples were fitted to.
+        Number of measured samples.
     out
-        File of the profile.
+        Path of the written profile.
     """
     every: Mapping[str, Mapping[str, Known]] = {
         "hardware": found.hardware,
@@ -182,14 +182,14 @@ def _draw_beside_sheet(numbers: list[Row]) -> Chart:
 
 
 def make_table_result(fields: Row, out: str) -> Result[Row]:
-    """Make the answer of ``kvsim calibrate`` with a table of operators or load tests.
+    """Make the result of a fit to a table of kernels or of load tests.
 
     Parameters
     ----------
     fields
-        What was fitted, as ``--json`` has it.
+        The fields of the JSON output.
     out
-        File of the stack.
+        Path of the written stack.
     """
     title = f"{fields['engine']}: {fields['rows']:,} rows fitted, written to {out}"
     lines = [title]

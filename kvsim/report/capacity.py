@@ -1,4 +1,4 @@
-"""``kvsim capacity``: the fleet, in a few sentences, and all that stands beside it."""
+"""The result of ``kvsim capacity``: the fleet, its alternatives and the fields of the JSON."""
 
 import re
 import shlex
@@ -67,16 +67,18 @@ def make_result(
     engines: Sequence[Sequence[Row]] = (),
     play: str = "",
 ) -> Result[CapacityAnswer]:
-    """Make the answer of ``kvsim capacity``.
+    """Make the result of ``kvsim capacity``.
 
     Parameters
     ----------
+    answer
+        The fleet that was found, with its simulation and alternatives.
     trace
-        The trace as it was named.
+        Name of the trace.
     engines
-        For each kind of replica settings to paste, as ``--emit`` asks for them.
+        For each kind of replica, configurations of the engines named by ``--emit``.
     play
-        The command that plays the fleet on its traffic, if there is one.
+        Command line that simulates the fleet; empty if there is none.
     """
     fields = make_fields(answer, trace, describe_fleet(answer)) | {"simulate": play}
     for replica, settings in zip(fields["fleet"], engines, strict=True):
@@ -178,17 +180,17 @@ def _separate(tables: Sequence[Table]) -> list[Block]:
 
 
 def write_answer(row: Row) -> Answer:
-    """State the fleet, how sure it is, and what falls short.
+    """Write the verdict on a fleet, with its probability and shortfall.
 
     Parameters
     ----------
     row
-        Fields of the answer.
+        A row with the fields of ``kvsim capacity --json``.
 
     Returns
     -------
     Answer
-        Verdict and what follows it.
+        The verdict and its evidence.
     """
     short = _describe_shortfall(row)
     said = verdict([row["answer"]], short)
@@ -258,19 +260,19 @@ def _waits_note(row: Row, name: str) -> str:
 
 
 def describe_fleet(answer: CapacityAnswer) -> str:
-    """State the decision, how sure it is and what it does, in at most 60 words.
+    """Write the recommendation: the fleet, its price, and how surely it meets the targets.
 
-    Where replicas have long names, what would be surer and whose times differ are in the tables.
+    Details are left out, longest first, until it has at most 60 words.
 
     Parameters
     ----------
     answer
-        Answer of the capacity planner.
+        The fleet that was found.
 
     Returns
     -------
     str
-        Verdict.
+        The verdict.
     """
     q = answer.question
     fleet = _shorten(answer.fleet.name)
@@ -327,24 +329,24 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
 
 
 def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
-    """Name the kinds of replica of whose own requests too few are within the targets.
+    """Name the kinds of replica whose own requests miss the targets too often.
 
-    The asked share of all requests allows a cheap kind of replica to be late with most of those
-    that may be late; whoever rents it should know who waits.
+    The fleet as a whole can meet the targets while a kind of replica that serves few requests
+    misses them for most of its own.
 
     Parameters
     ----------
     played
-        Simulated fleet.
+        The simulated fleet.
     targets
-        Targets of the fleet.
+        The targets.
     names
-        Kinds of replica by their number.
+        Name of each kind of replica.
 
     Returns
     -------
     str
-        One sentence; empty where every kind of replica keeps the targets.
+        One sentence; empty if every kind meets the targets.
     """
     said = []
     for kind in np.unique(played.kind):
@@ -736,14 +738,14 @@ SAMPLE_POINTS = 400  # of a curve
 
 
 def draw_fleet(row: Row, answer: CapacityAnswer) -> list[Chart]:
-    """Draw all pictures of ``kvsim capacity``.
+    """Draw the charts of ``kvsim capacity``.
 
     Parameters
     ----------
     row
-        Fields of the answer.
+        A row with the fields of ``kvsim capacity --json``.
     answer
-        Answer of the capacity planner.
+        The fleet that was found.
     """
     return [
         _draw_demand("Demand over the trace", answer),
@@ -843,14 +845,16 @@ SHORT_TRACE = 60.0  # of a trace, below which it says little of queues [s]
 
 
 def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
-    """All of a fleet under contract names; times in seconds, prices in USD per hour.
+    """Collect the fields of the JSON output; times are in seconds, prices in USD per hour.
 
     Parameters
     ----------
+    answer
+        The fleet that was found.
     trace
-        The trace as it was named.
+        Name of the trace.
     said
-        The decision in words.
+        The verdict.
     """
     q, fleet = answer.question, answer.fleet
     mean = q.traffic.demand.mean
@@ -993,12 +997,12 @@ def _alternative(a: OtherFleet, cost: float) -> Row:
 
 
 def list_assumptions(answer: CapacityAnswer) -> list[str]:
-    """List what is assumed of contexts, and of memories and links besides the GPU's.
+    """List what the result assumes about contexts, host memory, drives and networks.
 
     Parameters
     ----------
     answer
-        Answer of the capacity planner.
+        The fleet that was found.
 
     Returns
     -------
@@ -1187,33 +1191,28 @@ def _class_rows(played: Played, targets: FleetTargets) -> list[Row]:
 
 
 def name_replicas(answer: CapacityAnswer) -> list[str]:
-    """Name every kind of replica of the fleet.
+    """Return the name of each kind of replica in the fleet.
 
     Parameters
     ----------
     answer
-        Answer of the capacity planner.
-
-    Returns
-    -------
-    list of str
-        Names in the order of the fleet's kinds.
+        The fleet that was found.
     """
     return [x.name for x in answer.fleet.kinds]
 
 
 def price_per_million(answer: CapacityAnswer) -> float | None:
-    """Compute the price of a million generated tokens in the trace.
+    """Compute the price of a million generated tokens.
 
     Parameters
     ----------
     answer
-        Answer of the capacity planner.
+        The fleet that was found.
 
     Returns
     -------
     float or None
-        Price; None if nothing was generated. [USD]
+        The price; None if nothing was generated. [USD]
     """
     tokens = sum(g.tokens for g in answer.played.groups)
     hours = answer.played.duration / 3600

@@ -42,17 +42,17 @@ class Marker:
 
 
 def bar_style(place: int) -> dict[str, object]:
-    """Style a part of a bar that is no technique: a colour each, hatched for grey print.
+    """Return the appearance of a part of a stacked bar: a colour and a hatching.
 
     Parameters
     ----------
     place
-        Place of the part in its bar, counted from 0.
+        Index of the part in its bar.
 
     Returns
     -------
     dict
-        Plotly's ``marker`` of the bar.
+        Plotly's ``marker``.
     """
     turn, within = divmod(place, len(PALETTE))
     hatch = PATTERNS[(within + turn) % len(PATTERNS)]
@@ -63,17 +63,17 @@ def bar_style(place: int) -> dict[str, object]:
 
 
 def line_style(look: Marker) -> dict[str, object]:
-    """Style a line of many points: few symbols, which differ in grey print too.
+    """Return the appearance of a line, with few symbols so that many points stay readable.
 
     Parameters
     ----------
     look
-        Mark of the technique.
+        Marker of the technique.
 
     Returns
     -------
     dict
-        Plotly's properties of the line.
+        Properties of a plotly line.
     """
     return {
         "mode": "lines+markers",
@@ -88,11 +88,12 @@ def line_style(look: Marker) -> dict[str, object]:
 
 
 def mark(technique: str) -> Marker:
-    """Return the mark of a technique; a composition has that of its first term.
+    """Return the marker of a technique; that of a composition is the marker of its first part.
 
     Parameters
     ----------
-    technique : notation, or the name of a technique, also of one that is not installed here.
+    technique
+        Name or notation of the technique.
     """
     name = technique.partition(":")[0].partition(" ")[0].partition("+")[0]
     places = _places()
@@ -100,13 +101,14 @@ def mark(technique: str) -> Marker:
 
 
 def mark_at(place: int) -> Marker:
-    """Return the mark at a place of the order.
+    """Return the marker with an index in the order of techniques.
 
-    Symbols alone differ up to the 33rd, symbol and colour together up to the 264th.
+    The first 33 have different symbols; the first 264 differ in symbol or colour.
 
     Parameters
     ----------
-    place : counted from 0.
+    place
+        The index, from 0.
     """
     turn = place // len(PALETTE)
     return Marker(
@@ -119,6 +121,6 @@ def mark_at(place: int) -> Marker:
 
 @cache
 def _places() -> dict[str, int]:
-    """Places of all techniques that are installed."""
+    """Index of every installed technique."""
     names = [*ORDER, *(name for name in terms() if name not in ORDER)]
     return {name: place for place, name in enumerate(names)}

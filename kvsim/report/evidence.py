@@ -1,4 +1,4 @@
-"""What was measured on a card, in words: which rows a result may lean on, and which it may not."""
+"""Sentences about measured errors, published timings and assumptions behind a result."""
 
 import re
 from collections import Counter
@@ -50,16 +50,17 @@ NOT_MODELLED = ("arrivals over time, and unequal lengths within a batch", *NOT_M
 
 
 def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
-    """Find the date of the newest measurement of hardware profiles and stacks.
+    """Return the date of the newest measurement in the hardware profiles and stacks used.
 
     Parameters
     ----------
     deployments
-        Deployments whose profiles and stacks count.
+        The deployments that were predicted.
 
     Returns
     -------
-    As 2026-11-22; None where all of their numbers are data sheets'. Dates of prices do not count.
+    str or None
+        ISO date; None if all numbers come from data sheets. Dates of prices are ignored.
     """
     dates: list[str] = []
     for machine, stack in {id(d): (d.hardware, d.stack) for d in deployments}.values():
@@ -71,7 +72,7 @@ def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
 
 @cache
 def _rows() -> tuple[tuple[str, str, str], ...]:
-    """Card, technique and stack of every published row about time."""
+    """GPU, technique and stack of every published timing."""
     return tuple(
         (row["hardware"], row["technique"], row["stack"])
         for name in published.papers()
@@ -87,9 +88,7 @@ def time_ranges(
     tpot: float | None,
     load: str = "batch",
 ) -> Row:
-    """Find where times lie with 80 % probability, by the ledger's nearest entry.
-
-    Empty where nothing of the kind was ever measured: a guess is no range.
+    """Return 80 % prediction intervals from the measured errors of similar predictions.
 
     Parameters
     ----------
@@ -100,14 +99,15 @@ def time_ranges(
     ttft
         Predicted time to the first token. [s]
     tpot
-        Predicted time per token. [s]
+        Predicted time per output token. [s]
     load
-        How requests come, as the ledger calls it.
+        ``"batch"`` for a single batch, or ``"served"`` for a server under load.
 
     Returns
     -------
     Row
-        ``low`` and ``high`` by contract name. [s]
+        ``low`` and ``high`` under ``ttft_s`` and ``tpot_s`` [s]; empty if there is no measurement
+        of that kind.
     """
     found: Row = {}
     for name, kind, value in (("ttft_s", "prefill", ttft), ("tpot_s", "decode", tpot)):
@@ -118,20 +118,18 @@ def time_ranges(
 
 
 def memory_range(prediction: Prediction) -> Row:
-    """Find where peak memory lies with 80 % probability, where such runs were measured.
-
-    The driver's context is not in what was measured: it is added on either side.
+    """Return the 80 % prediction interval of peak GPU memory.
 
     Parameters
     ----------
     prediction
-        Prediction of one batch.
+        A prediction for one batch.
 
     Returns
     -------
     Row
-        ``low`` and ``high`` of ``gpu_bytes``; empty without rows of that engine, card and
-        technique. [B]
+        ``low`` and ``high`` under ``gpu_bytes`` [B]; empty if memory was not measured with this
+        engine, GPU and technique.
     """
     known = evidence_for(prediction.deployment, prediction.technique.name, "memory")
     if not known.exact:
@@ -142,7 +140,7 @@ def memory_range(prediction: Prediction) -> Row:
 
 
 def list_measurements(deployment: Deployment, technique: str, load: str = "") -> list[str]:
-    """List what was measured of a technique on a card, or where the nearest rows are.
+    """List measurements of a technique on a GPU, or on the most similar GPU.
 
     Parameters
     ----------
@@ -151,35 +149,35 @@ def list_measurements(deployment: Deployment, technique: str, load: str = "") ->
     technique
         Name of the technique.
     load
-        How requests come, as the ledger calls it.
+        ``"batch"`` for a single batch, or ``"served"`` for a server under load.
 
     Returns
     -------
     list of str
-        Sentences.
+        Sentences with numbers of runs and errors.
     """
     return [*_ledger(deployment, technique, load), *_published(deployment, technique)]
 
 
 def describe_parallelism(deployment: Deployment) -> list[str]:
-    """Say what answers for several ranks, stages or expert groups assume.
+    """Describe what predictions for several GPUs assume.
 
     Parameters
     ----------
     deployment
-        Deployment with its degrees of parallelism.
+        The deployment.
 
     Returns
     -------
     list of str
-        One sentence; empty on a single GPU.
+        One sentence; empty for a single GPU.
     """
     notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
     return [f"Assumed: {'; '.join(notes)}."] if notes else []
 
 
 def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
-    """Two lines: the intervals of both times, and the nearest held-out runs with their errors."""
+    """Write the prediction intervals, and the held-out runs that they come from."""
     both = {
         name: evidence_for(deployment, technique, kind, load=load)
         for name, kind in (("TTFT", "prefill"), ("TPOT", "decode"))
@@ -240,17 +238,17 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
 
 
 def describe_accuracy(machine: Hardware) -> str:
-    """Say how accurate predictions are known to be on a card.
+    """Describe the accuracy of predictions on a GPU, for all techniques.
 
     Parameters
     ----------
     machine
-        Hardware profile.
+        The hardware profile.
 
     Returns
     -------
     str
-        Sentences on errors of held-out runs, whatever the technique.
+        Sentences with errors on held-out runs.
     """
     here = _held_out(machine.name)
     if here:
@@ -287,7 +285,7 @@ def _errors(entries: Sequence[LedgerEntry]) -> str:
 
 
 def describe_technique_rows(technique: str) -> str:
-    """Say which cards have published times of a technique.
+    """Describe on which GPUs published timings of a technique are compared with predictions.
 
     Parameters
     ----------
@@ -307,7 +305,7 @@ def describe_technique_rows(technique: str) -> str:
 
 
 def _find_nearest_card(hardware: Hardware) -> str:
-    """Find the card with measured rows nearest in bandwidth and arithmetic."""
+    """Find the GPU with published timings nearest in bandwidth and arithmetic rate."""
 
     def distance(name: str) -> float:
         other = load_hardware(name)
@@ -318,7 +316,7 @@ def _find_nearest_card(hardware: Hardware) -> str:
 
 
 def _called(card: str) -> str:
-    """A card's name, or whose it is where its paper does not name it."""
+    """Return the name of a GPU, or whose GPU it is where a paper does not name it."""
     title = load_hardware(card).title
     return f"the {title}" if "paper" in title else card
 
@@ -326,21 +324,21 @@ def _called(card: str) -> str:
 def list_assumptions_of_techniques(
     deployment: Deployment, techniques: Iterable[Technique], caches: bool = False
 ) -> list[str]:
-    """List what is assumed of a host where something is kept on it.
+    """List assumed properties of the host that matter to techniques which use host memory.
 
     Parameters
     ----------
     deployment
         Model, hardware and stack.
     techniques
-        Techniques, each of which may keep a part of the cache on the host.
+        The techniques.
     caches
-        Whether prefixes are kept there too.
+        Whether prefix caches are kept in host memory as well.
 
     Returns
     -------
     list of str
-        Clauses, each once.
+        Clauses without duplicates.
     """
     lines: dict[str, None] = {}
     for technique in techniques:
@@ -351,12 +349,21 @@ def list_assumptions_of_techniques(
 
 
 def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:
-    """Numbers of the host that a result rests on and that are assumed, not known.
+    """List properties of the host that the result depends on and that were not measured.
 
     Parameters
     ----------
-    host_bytes : host memory that the result needs. [B]
-    bound_by : what its busiest stream spends most of its time on.
+    hardware
+        The hardware profile.
+    host_bytes
+        Host memory that is needed. [B]
+    bound_by
+        The bottleneck.
+
+    Returns
+    -------
+    list of str
+        Clauses.
     """
     rests = {
         "memory.host_capacity_B": host_bytes > 0,
@@ -374,17 +381,17 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
 
 
 def describe_basis(basis: Row) -> str:
-    """Say what the numbers rest on, in one sentence.
+    """Describe the hardware profile and the stack that a result is based on.
 
     Parameters
     ----------
     basis
-        Basis of an answer, as ``--json`` has it.
+        The field ``basis`` of the JSON output.
 
     Returns
     -------
     str
-        Kind, hardware, stack and the error known for it.
+        One sentence, with the held-out error of the stack.
     """
     kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
     why = f": {basis['chosen']}" if basis["chosen"] else ""
@@ -395,18 +402,17 @@ def describe_basis(basis: Row) -> str:
 
 
 def merge_notes(rows: Sequence[tuple[str, Row]]) -> list[str]:
-    """Merge the notes of rows, so that each is said once.
-
-    A note comes after the rows that it is about, unless it is about all of them.
+    """Merge equal notes of several rows.
 
     Parameters
     ----------
     rows
-        Labels of rows, and rows with ``notes``.
+        Pairs of a label and a row with ``notes``.
 
     Returns
     -------
-    Texts that follow the word Note: a colon and the note, or rows in brackets before that.
+    list of str
+        Each note after a colon, preceded by the labels in brackets if it concerns only some rows.
     """
     about: dict[str, list[str]] = {}
     for label, row in rows:

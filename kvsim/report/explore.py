@@ -1,4 +1,4 @@
-"""``kvsim explore``: a page with sliders over a grid that was computed before, without a server."""
+"""The page of ``kvsim explore``: sliders that select from a precomputed grid of predictions."""
 
 import json
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int
 
 
 def _unparted(technique: Technique) -> Technique:
-    """The technique with its batch in one part, so that small batches can be compared."""
+    """The technique without splitting its batch, so that small batches can be compared."""
     if technique.tiles() == 1 or "parts" not in technique.settings:
         return technique
     return technique.changed(parts=1)
@@ -125,21 +125,21 @@ def make_result(
     techniques: Sequence[Technique],
     generate: int,
 ) -> Result[Row]:
-    """Make the page with sliders, a live verdict, a picture and a table.
+    """Predict the grid, and make the page with sliders, a verdict, a chart and a table.
 
     Parameters
     ----------
     deployment
-        Model, hardware, stack and weights.
+        The deployment.
     techniques
-        Techniques to compare; those that cannot run there are left out.
+        Techniques to compare; those that cannot run are left out.
     generate
         Generated tokens per request. [tokens]
 
     Raises
     ------
     InputError
-        If no technique can run there.
+        If none of the techniques can run.
     """
     found = _grid(deployment, techniques, generate)
     count = len({v["name"] for v in found["variants"]})

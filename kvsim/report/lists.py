@@ -1,4 +1,4 @@
-"""The lists of what is known, `kvsim models|gpus|techniques|stacks`, and one entry in full."""
+"""Lists of known models, GPUs, techniques and stacks, and the details of one entry."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -58,12 +58,12 @@ def _gpu(hardware: Hardware) -> Row:
 
 
 def techniques(parts: bool = False) -> list[Row]:
-    """Make one row for each technique, with its parameters.
+    """Return a row for each technique, with its settings.
 
     Parameters
     ----------
     parts
-        Whether the pieces of which techniques are composed are listed, too.
+        Whether to include the building blocks that techniques are composed of.
     """
     rows = []
     for name, kind in (terms() if parts else TECHNIQUES).items():
@@ -173,19 +173,19 @@ ENTRIES: dict[str, tuple[Callable[[], Sequence[str]], Callable[[str], Row]]] = {
 
 
 def find(kind: str, name: str) -> Row | list[Row]:
-    """Find the entries of a list, or the one of a name.
+    """Look up the entries of a list, or one entry.
 
     Parameters
     ----------
     kind
-        ``models``, ``gpus``, ``techniques`` or ``stacks``.
+        ``"models"``, ``"gpus"``, ``"techniques"`` or ``"stacks"``.
     name
-        Name of an entry; empty for all.
+        Name of the entry; empty for all.
 
     Returns
     -------
     Row or list of Row
-        One entry, or all of them.
+        The entry, or all entries.
 
     Raises
     ------
@@ -205,21 +205,21 @@ def find(kind: str, name: str) -> Row | list[Row]:
 
 
 def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Row]]:
-    """Make a list of what is known, or one entry of it in full.
+    """Make the result that shows a list, or one entry in full.
 
     Parameters
     ----------
     kind
-        ``models``, ``gpus``, ``techniques`` or ``stacks``.
+        ``"models"``, ``"gpus"``, ``"techniques"`` or ``"stacks"``.
     name
-        Name of an entry; empty for all.
+        Name of the entry; empty for all.
     command
-        Command line that gives the same.
+        The equivalent command line.
 
     Returns
     -------
     Result
-        Answer for the terminal, pages, JSON and Python.
+        The list or the entry.
 
     Raises
     ------

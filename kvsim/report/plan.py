@@ -1,4 +1,4 @@
-"""``kvsim plan`` for equal requests: its rows, what is compared, the front and the breakpoints."""
+"""The result of ``kvsim plan --offline``: the plan of a batch and its alternatives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -69,18 +69,20 @@ def make_result(
     explain: bool = False,
     jobs: int = 0,
 ) -> Result[ChosenPlan]:
-    """Make the answer of ``kvsim plan`` for equal requests.
+    """Make the result of ``kvsim plan --offline``.
 
     Parameters
     ----------
+    plan
+        The plan that was found.
     engines
-        Settings of engines to paste, as ``--emit`` asks for them.
+        Configurations of the engines named by ``--emit``.
     pareto
-        Whether plans between the lowest TPOT and the highest throughput are listed.
+        Whether to list the plans between the lowest TPOT and the highest throughput.
     explain
-        Whether it is said where another technique would be chosen.
+        Whether to state at which inputs another technique would be chosen.
     jobs
-        Requests to finish; 0 where that was not asked.
+        Number of requests whose total time and cost are stated; 0 for none.
     """
     fields = plan_fields(plan)
     chosen = fields["predicted"]
@@ -144,19 +146,19 @@ def make_result(
 
 
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
-    """Make the answer of ``kvsim plan`` where nothing is within the limits.
+    """Make the result of ``kvsim plan --offline`` where no plan meets the limits.
 
     Parameters
     ----------
     none
-        Why there is no plan, and what would allow one.
+        The reason, and changes that would help.
     command
-        Command line that gives the same.
+        The command line, which changes are added to.
 
     Returns
     -------
     Result
-        Answer with advice and no choice.
+        The changes, each with a command line.
     """
     answer = _write_empty_answer(none, command)
     advised = [_advice(a) | {"command": change_command(command, a.changes)} for a in none.remedies]
@@ -185,22 +187,22 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
 
 
 def plan_fields(result: ChosenPlan) -> Row:
-    """Collect what ``--json`` has of a plan, but for the answer in words.
+    """Collect the fields of the JSON output for a plan, without the verdict.
 
     Parameters
     ----------
     result
-        Plan that was chosen.
+        The plan.
 
     Returns
     -------
     Row
-        Fields under their contract names.
+        Choice, predictions, alternatives, limits and advice.
     """
     full = result.baseline
 
     def row(found: Prediction) -> Row:
-        """A prediction beside full KV."""
+        """Make the row of a prediction, with its speed relative to the full cache."""
         ratio = float(found.output_tok_s[0] / full.output_tok_s[0]) if full else None
         return prediction(found) | {"vs_full": ratio, "engines": list_engines(found)}
 
@@ -347,17 +349,17 @@ def _write_settings(row: Row) -> str:
 
 
 def thin_out(rows: Sequence[Row]) -> list[Row]:
-    """Drop plans that are hardly faster than the one before, but for the first and last.
+    """Drop plans that are hardly faster than the previous one, except the first and the last.
 
     Parameters
     ----------
     rows
-        Plans by rising throughput.
+        Plans in ascending order of throughput.
 
     Returns
     -------
     list of Row
-        Plans whose throughputs differ by a factor of ``MIN_THROUGHPUT_STEP`` or more.
+        Plans whose throughput increases by at least ``MIN_THROUGHPUT_STEP``.
     """
     shown: list[Row] = []
     for row in rows[:-1]:

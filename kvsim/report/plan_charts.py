@@ -23,12 +23,12 @@ MAP = "Techniques: throughput against latency; open symbols lose quality, grey n
 
 
 def draw_plan(plan: ChosenPlan) -> list[Chart]:
-    """Draw all pictures of a plan, the map first.
+    """Draw the charts of ``kvsim plan --offline``.
 
     Parameters
     ----------
     plan
-        Plan that was chosen.
+        The plan.
     """
     p = plan.choice
     count = units.integer(float(p.batch[0]))
@@ -55,17 +55,14 @@ def draw_plan(plan: ChosenPlan) -> list[Chart]:
 
 
 def _predict_at_batch(choice: Prediction, other: Prediction) -> Prediction:
-    """A technique at the batch of the choice, or the next one that its parts divide."""
+    """Predict a technique at the batch of the choice, rounded up to a multiple it can split."""
     parts = other.technique.tiles()
     batch = np.ceil(choice.batch / parts) * parts
     return Prediction(other.technique, choice.deployment, batch, choice.prompt, choice.generate)
 
 
 def _draw_map(plan: ChosenPlan, compared: Set[str]) -> Chart:
-    """Throughput over TPOT of each technique's best options; lossless filled, lossy open.
-
-    Techniques that are compared are shown at first, others once a reader clicks their names.
-    """
+    """Draw throughput against TPOT for the best settings of each technique."""
     table, limits = plan.table, plan.limits
     columns = table.columns
     fits = (columns["gpu_memory"] <= limits.gpu_memory) & (
@@ -123,12 +120,12 @@ def _pareto_front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]
 
 
 def draw_service(plan: ServicePlan) -> list[Chart]:
-    """Draw the pictures of a service's plan: times against the rate, memory, one round, roofline.
+    """Draw the charts of ``kvsim plan`` for a service.
 
     Parameters
     ----------
     plan
-        Plan that was chosen.
+        The plan.
     """
     p = plan.prediction
     return [
@@ -139,7 +136,7 @@ def draw_service(plan: ServicePlan) -> list[Chart]:
 
 
 def _draw_rates(plan: ServicePlan) -> Chart:
-    """TTFT and TPOT (p90) against the rate, with intervals, targets and the planned rate."""
+    """Draw p90 of TTFT and TPOT against the request rate, with intervals and targets."""
     points, c = list(plan.curve()), plan.choice.carried
     title = "TTFT and TPOT (p90) with 80 % intervals, against the request rate"
     chart = Chart(title, "requests/s", "s", 360, log="y")

@@ -1,4 +1,4 @@
-"""`kvsim plan` for a service in words: the rate that is kept, what else would do, how to run it."""
+"""The result of ``kvsim plan`` for a service: the request rate within targets, and alternatives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,20 +44,20 @@ def make_result(
     classes: Sequence[ClassPlan] = (),
     turns: Sequence[Otherwise] = (),
 ) -> Result[ServicePlan]:
-    """Make the answer of ``kvsim plan`` for a service.
+    """Make the result of ``kvsim plan`` for a service.
 
     Parameters
     ----------
     plan
-        The plan.
+        The plan that was found.
     engines
-        Settings of engines to paste, as ``--emit`` asks for them.
+        Configurations of the engines named by ``--emit``.
     curve
-        Whether times at lower rates are listed.
+        Whether to list latencies at lower request rates.
     classes
-        What would serve prompts of some lengths best, if they were alone.
+        Plans for requests of each class of prompt lengths alone (``--per-class``).
     turns
-        What is chosen where one thing is otherwise, as ``--explain`` asks for it.
+        Plans with one input changed (``--explain``).
     """
     chosen = plan.choice
     d, base = chosen.carried.deployment, prediction(plan.prediction)
@@ -167,14 +167,14 @@ def make_result(
 
 
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
-    """Make the answer where nothing keeps the targets: what does, each with its command.
+    """Make the result of ``kvsim plan`` for a service where nothing meets the targets.
 
     Parameters
     ----------
     none
-        Why there is no plan, and what would allow one.
+        The reason, and changes that would help.
     command
-        Command line that was asked.
+        The command line, which changes are added to.
     """
     remedies = [
         {

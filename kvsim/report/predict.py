@@ -1,4 +1,4 @@
-"""``kvsim predict``: rows and their table, and the verdict on them: at one point or at several."""
+"""The result of ``kvsim predict``: a row for each prediction, and a verdict."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,33 +70,34 @@ def predict_points(
     loop: bool = False,
     ranked: bool = False,
 ) -> Result[list[Prediction]]:
-    """Predict every technique at every point; of several those that cannot run are left out.
+    """Predict every technique at every combination of sizes, and make the result.
 
     Parameters
     ----------
     deployment
-        Model, hardware, stack and weights.
+        The deployment.
     techniques
-        Techniques to compare.
+        Techniques to compare; if there are several, those that cannot run are left out.
     batches
-        Sequences decoded together. [sequences]
+        Batch sizes, or numbers of clients if ``loop`` is set. [sequences]
     prompts
         Prompt lengths. [tokens]
     generates
-        Generated tokens per request. [tokens]
+        Numbers of generated tokens per request. [tokens]
     loop
-        Whether batches are clients of a closed loop, each with one request at a time.
+        Whether clients send one request after another to a server (a closed loop).
     ranked
-        Whether the rows are sorted, the fastest that fits first.
+        Whether to sort the rows by speed, those that fit in memory first.
 
     Returns
     -------
-    A row per point; ``found`` has the prediction of each at its one batch.
+    Result
+        A row for each prediction; ``.found`` has the predictions.
 
     Raises
     ------
     InputError
-        If none can run there, or for sizes no system could mean.
+        If no technique can run, or a size is impossible.
     """
     made = Prediction
     if loop:
@@ -238,17 +239,17 @@ def _summarize_drafts(gains: Sequence[Row]) -> list[str]:
 
 
 def prediction(prediction: Prediction) -> Row:
-    """Make the row of a prediction at one batch.
+    """Make the row of a prediction.
 
     Parameters
     ----------
     prediction
-        Prediction whose batch has one element.
+        A prediction for one batch.
 
     Returns
     -------
     Row
-        Its figures under their contract names.
+        Times [s], throughput [tokens/s], memory [B], intervals, breakdown and notes.
     """
     t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
     read = prefill_point(batch, prediction.prompt, prediction.generate)
@@ -320,10 +321,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv(rows: Sequence[Row]) -> str:
-    """Write rows as CSV.
-
-    Settings become ``key=value`` and the basis its kind; the parts of times and memory are left
-    to JSON.
+    """Format rows as CSV, without breakdowns, notes and assumptions.
 
     Parameters
     ----------
@@ -333,7 +331,7 @@ def csv(rows: Sequence[Row]) -> str:
     Returns
     -------
     str
-        A heading and a line per row.
+        The table with a header. Texts that a spreadsheet would read as formulas are quoted.
     """
     out = StringIO()
     plain = [
@@ -385,18 +383,18 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def draft_gains(found: Sequence[Prediction]) -> list[Row]:
-    """Compute what drafts gain, or lose, by the number of sequences decoded at once.
+    """Compute the speed-up from speculative decoding as a function of the batch size.
 
     Parameters
     ----------
     found
-        Predictions of one batch each.
+        Predictions for one batch each.
 
     Returns
     -------
     list of Row
-        A row per technique that drafts, at its first prompt: ``speedup`` over decoding without
-        drafts, and the ``least_acceptance`` that gains, accepted over drafted tokens, by batch.
+        For each speculative technique, by batch: ``speedup`` over decoding without drafts, and
+        ``least_acceptance``, the acceptance rate below which drafts are slower.
     """
     first = {str(p.technique): p for p in reversed(found) if p.technique.drafts}
     rows: list[Row] = []
@@ -490,17 +488,17 @@ def _write_answer(
 
 
 def figures(row: Row) -> Row:
-    """Select the numbers of a verdict under their contract names.
+    """Select the figures of the verdict from the row of a prediction.
 
     Parameters
     ----------
     row
-        Row of a prediction.
+        The row.
 
     Returns
     -------
     Row
-        Technique, times, rates, memory and their ranges.
+        Technique, times, throughput and memory with their intervals.
     """
     times = "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s"
     keys = "batch", *times, "gpu_bytes", "host_bytes", "ranges"

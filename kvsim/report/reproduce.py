@@ -1,4 +1,4 @@
-"""``kvsim reproduce``: predictions compared with published rows, and their errors."""
+"""The result of ``kvsim reproduce``: measured values, predictions and errors."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,14 +32,14 @@ MAX_TABLES_DRAWN = 20  # tables in one picture
 def make_result(
     rows: list[PublishedRow], predicted: list[float], source: str
 ) -> Result[list[Score]]:
-    """Make the result of ``kvsim reproduce`` from measured and predicted numbers.
+    """Make the result of ``kvsim reproduce``.
 
     Parameters
     ----------
     rows
-        Published or measured rows.
+        The measurements.
     predicted
-        The predicted number of each row, in the unit of its metric.
+        The predicted value of each, in the unit of its metric.
     source
         Name of the paper, path of the file, or ``all``, for the title.
     """
@@ -85,12 +85,12 @@ def make_result(
 
 
 def to_markdown(result: Result[list[Score]]) -> str:
-    """The tables of errors as docs/errors.md holds them.
+    """Format the tables of errors as Markdown, as in docs/errors.md.
 
     Parameters
     ----------
     result
-        Answer of ``kvsim reproduce``.
+        The result of ``kvsim reproduce``.
     """
     scores, mechanisms = result.tables
     source = result.title.partition(": ")[2]

@@ -1,4 +1,4 @@
-"""The page of ``make.py gpu``: what was measured while a GPU was there, and what is left."""
+"""The page of ``make.py gpu``: what was measured on a GPU so far, and what remains."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ Found = Mapping[str, Row]
 def make_result(
     state: SessionState, units: Sequence[Unit], command: str = ""
 ) -> Result[SessionState]:
-    """Make the result of a measuring session from the units that are done so far.
+    """Make the result of a measuring session from the units of work finished so far.
 
     Parameters
     ----------
     state
-        The session's folder, with the results of its finished units.
+        The session's folder.
     units
-        All units of work of the session, finished or not.
+        All units of work of the session.
     command
         Command line that continues the session.
     """
@@ -102,19 +102,19 @@ def _predicted_again(result: Row, state: SessionState) -> Row:
 
 
 def describe_errors(state: SessionState, units: Sequence[Unit]) -> str:
-    """Describe how far the best profile's predictions are off at the timed points, for a stack.
+    """Describe the errors of predictions with the session's best profile.
 
     Parameters
     ----------
     state
-        Where the results of the session are.
+        The session's folder.
     units
-        Its units of work, done or not.
+        All units of work of the session.
 
     Returns
     -------
     str
-        One line; empty where nothing was timed.
+        One line; empty if no times were measured.
     """
     points = {u.name: r for u in units if u.kind == "point" and (r := state.read(u.name))}
     found = {name: _predicted_again(result, state) for name, result in points.items()}
@@ -225,9 +225,9 @@ def _ceilings(found: Found) -> Table:
 
 
 def best_shares(state: SessionState) -> dict[str, dict[str, float]]:
-    """Of every kernel's samples, the best share of the measured bandwidth and of the peak.
+    """Return the largest share of the peak bandwidth and arithmetic rate that each kernel reached.
 
-    Empty before there is a calibration, and where a full bundle has left its samples out.
+    Empty if the session has no calibration samples.
     """
     profile = profile_of(state)
     if profile is None or not profile.with_suffix(".samples.jsonl").is_file():

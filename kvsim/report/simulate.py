@@ -1,4 +1,4 @@
-"""``kvsim simulate``: what came of runs on a trace, as rows, tables and pictures."""
+"""The result of ``kvsim simulate``: latencies and utilisation of simulated runs."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -100,28 +100,30 @@ def make_result(
     notes: Sequence[str] = (),
     fleet: str = "",
 ) -> Result[Sequence[Row]]:
-    """Make the answer of ``kvsim simulate``.
+    """Make the result of ``kvsim simulate``.
 
     Parameters
     ----------
     runs
-        Of each run its ``row``, its ``over_time`` and its ``quantiles``.
+        For each run, what :func:`run_fields` returns.
+    deployment
+        The deployment.
     trace
-        The trace as it was named.
+        Name of the trace.
     left_out
-        Techniques that cannot run there, with the reason.
+        Techniques that cannot run, with the reason.
     played
         The requests of each run.
     sought
-        Whether the value of the option in which runs differ was looked for.
+        Whether the runs are those of a search with ``--find``.
     listed
-        Whether several techniques were asked for, so that ``--json`` lists what came of each.
+        Whether several techniques were requested, so that the JSON output has a list.
     checked
-        Whether every run was checked for faults.
+        Whether the runs were checked for faults.
     notes
-        What was noted while the trace was read.
+        Remarks on reading the trace.
     fleet
-        The command that finds a fleet for the same requests.
+        The ``kvsim capacity`` command line for the same requests.
     """
     rows = [run["row"] for run in runs]
     answer = _write_answer(rows, deployment, trace, left_out, played, sought, fleet)
@@ -214,17 +216,17 @@ def _use_table(rows: Sequence[Row]) -> Table:
 
 
 def run_fields(outcome: Outcome) -> Row:
-    """Collect all that reports need of a run.
+    """Collect everything that reports need to know about a run.
 
     Parameters
     ----------
     outcome
-        Outcome of the simulation.
+        The simulated run.
 
     Returns
     -------
     Row
-        Its row and its course over time, as JSON has them.
+        ``row`` of the results table, ``over_time`` and ``quantiles`` for charts.
     """
     times = {"ttft_s": outcome.ttft_s, "tpot_s": outcome.tpot_s, "latency_s": outcome.latency_s}
     return {
@@ -511,14 +513,12 @@ def _hits(row: Row) -> str:
 
 
 def keeps_targets(row: Row) -> bool:
-    """Whether enough requests of a run are within its targets, and all that fits was served.
-
-    Requests beyond the model's context count as little as in `capacity`: no machine serves them.
+    """Return whether a run meets its targets and served every request that fits the context.
 
     Parameters
     ----------
     row
-        Row of a run.
+        The row of the run.
     """
     within = 100 * _share_within(row) >= row["percentile"] * (1 - 1e-9)  # as rates are rounded
     return within and not row["refused_by"]["cache"] and not row["unfinished"]
@@ -658,23 +658,23 @@ FATES = ["unfinished", "finished", "refused", "aborted"]
 
 
 def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
-    """Compute what identifies a run.
+    """Compute a digest that identifies a run, for ``--resume``.
 
     Parameters
     ----------
     requests
-        Trace that is served.
+        The requests.
     costs
-        Technique, deployment and rules of the simulation.
+        The cost model.
     rate
         Tokens per decoding round of each request; None for the mean. [tokens]
     *others
-        All other options.
+        All other inputs.
 
     Returns
     -------
     str
-        Digest of these and of kvsim's version.
+        Digest of the inputs and of kvsim's version.
     """
     digest = sha256()
     names = "arrival", "prompt", "generate", "block_ids", "block_start", *CONDUCT
@@ -687,23 +687,23 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
 
 
 def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
-    """Write the times and the final status of every request as Parquet, atomically.
+    """Write times and status of every request to a Parquet file.
 
     Parameters
     ----------
     path
-        Parquet file.
+        The file.
     run
-        Simulated run.
+        The simulated run.
     mark
-        Digest of the run's inputs, by which ``--resume`` recognises it.
+        Digest of the run's inputs, from :func:`run_digest`.
     result
         Row of the run, stored in the file's metadata.
 
     Raises
     ------
     InputError
-        If the place cannot be written.
+        If the file cannot be written.
     """
     import numpy as np
     import pyarrow as pa
@@ -729,24 +729,24 @@ def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
 
 
 def read_finished_run(path: Path, mark: str) -> Row | None:
-    """Read what came of the same run before.
+    """Read the stored result of a run.
 
     Parameters
     ----------
     path
-        Parquet file of an earlier run.
+        Parquet file that :func:`write_run` wrote.
     mark
-        Digest of the run.
+        Digest of the run's inputs.
 
     Returns
     -------
     Row or None
-        What the command made of it; None if there is no such file.
+        The result; None if the file does not exist.
 
     Raises
     ------
     InputError
-        If the file there is of another run, or none of kvsim's.
+        If the file is of a different run.
     """
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema

@@ -1,4 +1,4 @@
-"""Grids of batch and prompt in memory, and what is told of a sweep on disk."""
+"""Results of sweeps: a grid in memory, or the chunks of ``kvsim sweep``."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -55,27 +55,32 @@ def sweep_grid(
     generate: int,
     command: str,
 ) -> Result[None]:
-    """Every technique over the grid, a whole column of batches at once.
+    """Predict techniques over a grid of batch sizes and prompt lengths.
 
     Parameters
     ----------
     deployment
-        Model, hardware, stack and weights.
+        The deployment.
     techniques
-        Techniques to compare; those that cannot run there are left out.
+        Techniques to compare; those that cannot run are left out.
     batches
-        Sequences decoded together, ascending. [sequences] (batches,)
+        Batch sizes in ascending order. (batches,) [sequences]
     prompts
         Prompt lengths. [tokens]
     generate
         Generated tokens per request. [tokens]
     command
-        Command line that gives the same.
+        The equivalent command line.
+
+    Returns
+    -------
+    Result
+        A row for each technique, batch and prompt.
 
     Raises
     ------
     InputError
-        If no technique can run there, or for sizes no system could mean.
+        If no technique can run, or a size is impossible.
     """
     rows: list[Row] = []
     left_out = []
@@ -168,16 +173,16 @@ def _grid_answer(
 
 
 class SweepSummary:
-    """What is kept of a sweep while its chunks are read one after another.
+    """Summary of a sweep, accumulated chunk by chunk.
 
     Attributes
     ----------
     best
-        The best rows, best first.
+        The best points, best first.
     along
-        The best value at each value of each axis that has several.
+        The best result at each value of each axis.
     reasons
-        Why points have no result, and how many.
+        Reasons why points have no result, with their counts.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -190,12 +195,12 @@ class SweepSummary:
         self.points = self.able = 0
 
     def add(self, chunk: "Chunk") -> None:
-        """Take a chunk's rows in.
+        """Add the points of a chunk to the summary.
 
         Parameters
         ----------
         chunk
-            Rows of some points.
+            Columns of the chunk.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -250,16 +255,16 @@ def _summarize(store: ResultStore, spec: Spec) -> SweepSummary:
 
 
 def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSummary]:
-    """Make the answer of ``kvsim sweep`` from the chunks of a sweep that is done.
+    """Make the report of a finished sweep.
 
     Parameters
     ----------
     store
-        Where the chunks are.
+        The folder of the sweep.
     spec
-        What was swept.
+        The specification.
     command
-        Command line that gives the same.
+        The command line of the sweep.
     """
     found = _summarize(store, spec)
     return Result(

@@ -1,4 +1,4 @@
-"""Tables as data: rendered as text at any width, as HTML, or as CSV."""
+"""Tables that can be rendered as text of any width, or as HTML."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -16,23 +16,24 @@ NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left 
 
 @frozen
 class Column:
-    """One column: the value that it takes of a row, and how that is written.
+    """A column of a table: how to obtain and to format its values.
 
     Attributes
     ----------
+    heading
+        Heading, with the unit if the values have none.
     key
-        Dotted name of the value in a row, as ``ttft_s.p50``, or a function of the row. Pages sort
-        by the value and copy it.
+        Dotted name of the value in a row, such as ``ttft_s.p50``, or a function of the row.
     form
-        Writes the value.
+        Formats the value.
     rank
-        Columns of the highest rank are left out first where the width does not suffice; 0 stays.
+        Order of removal if the terminal is narrow: highest first; 0 is never removed.
     text
-        Whether cells are left-justified and wrapped at spaces; numbers are neither.
+        Whether cells are left-aligned and wrapped.
     meaning
-        What the column says, for the page.
+        Explanation of the column, for HTML pages.
     write
-        Writes the cell where more of the row than the value decides how.
+        Formats the cell from the whole row, in place of ``form``.
     """
 
     heading: str
@@ -44,12 +45,12 @@ class Column:
     write: Callable[[Row], str] | None = None
 
     def value(self, row: Row) -> object:
-        """Return what the column takes of a row; None where a part of its name has no value.
+        """Return the value of the column for a row; None if the row lacks it.
 
         Parameters
         ----------
         row
-            Row of the table.
+            A row of the table.
         """
         if not isinstance(self.key, str):
             return self.key(row)
@@ -59,27 +60,27 @@ class Column:
         return found
 
     def show(self, row: Row) -> str:
-        """Write the cell of a row.
+        """Return the formatted cell of a row.
 
         Parameters
         ----------
         row
-            Row of the table.
+            A row of the table.
         """
         return self.form(self.value(row)) if self.write is None else self.write(row)
 
 
 def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
-    """Make the column of a quantity, as all results name and write it.
+    """Make the column of a standard quantity, with its usual heading and format.
 
     Parameters
     ----------
     key
-        Contract name of the quantity.
+        Name of the quantity in the JSON output, such as ``ttft_s``.
     rank
-        When it is left out, as for :class:`Column`.
+        Order of removal, as in :class:`Column`.
     part
-        The key inside a quantity that has several values, as p50 of ttft_s.
+        Key within the quantity, such as ``p50``.
     """
     known, name = QUANTITIES[key], f"{key}.{part}".rstrip(".")
     heading = f"{known.heading} {part}".rstrip()
@@ -87,12 +88,12 @@ def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
 
 
 def quantity_columns(**ranks: int) -> list[Column]:
-    """Make columns of quantities, each with its rank."""
+    """Make the columns of several standard quantities, given as name=rank."""
     return [quantity_column(key, rank) for key, rank in ranks.items()]
 
 
 def disk_column(rows: Sequence[Row]) -> dict[str, int]:
-    """Name the column of space on a drive with its rank, where any row needs some.
+    """Return the name and rank of the column of drive space if a row needs drive space.
 
     Parameters
     ----------
@@ -105,18 +106,18 @@ def disk_column(rows: Sequence[Row]) -> dict[str, int]:
 def percent_column(
     heading: str, key: str | Callable[[Row], object], form: str = "+.1f", rank: int = 0
 ) -> Column:
-    """Make a column of shares in per cent, which the heading says.
+    """Make a column that shows shares in per cent.
 
     Parameters
     ----------
     heading
-        Heading of the column.
+        The heading, which states the unit.
     key
         Name of the share in a row, or a function of the row.
     form
-        How the percentage is formatted.
+        Format of the percentage.
     rank
-        When it is left out, as for :class:`Column`.
+        Order of removal, as in :class:`Column`.
     """
     share = Column(heading, key)
 
@@ -130,34 +131,38 @@ def percent_column(
 def text_column(
     heading: str, key: str | Callable[[Row], object], rank: int = 0, meaning: str = ""
 ) -> Column:
-    """Make a column of text, left-justified and wrapped at spaces.
+    """Make a column of text, left-aligned and wrapped.
 
     Parameters
     ----------
     heading
-        Heading of the column.
+        The heading.
     key
-        Name of the text in a row, or a function that makes it.
+        Name of the text in a row, or a function of the row.
     rank
-        When it is left out, as for :class:`Column`.
+        Order of removal, as in :class:`Column`.
     meaning
-        What the column says, for the page.
+        Explanation of the column, for HTML pages.
     """
     return Column(heading, key, str, rank, True, meaning)
 
 
 @frozen
 class Table:
-    """Rows under columns.
+    """A table of rows with typed columns.
 
     Attributes
     ----------
+    columns, rows
+        The columns, and the dictionaries they take values from.
+    title
+        Title above the table.
     below
-        What stands under a row on lines of its own, such as settings.
+        Text on a separate line below a row, such as settings.
     marked
-        Rows that are emphasised: the choice.
+        Whether a row is emphasised, such as the recommendation.
     note
-        What its headings mean; stands below it.
+        Explanation below the table.
     """
 
     columns: Sequence[Column]
@@ -168,9 +173,7 @@ class Table:
     note: str = ""
 
     def fit_columns(self, width: int) -> list[Column]:
-        """Choose the columns that fit in a width.
-
-        Columns of the highest rank are dropped first, and of those the one furthest right.
+        """Select the columns that fit into a width; those of the highest rank are dropped first.
 
         Parameters
         ----------
@@ -180,7 +183,7 @@ class Table:
         Returns
         -------
         list of Column
-            Columns that are shown, in their order.
+            The columns to show, in order.
         """
         kept = list(self.columns)
         while self._min_width(kept) > width and any(column.rank for column in kept):
@@ -200,19 +203,19 @@ class Table:
         return max([_unbroken(column.heading), 1, *map(len, cells)])
 
     def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
-        """Lay the table out as text no wider than asked, but for a single long word.
+        """Render the table as text.
 
         Parameters
         ----------
         width
-            Width of the terminal. [characters]
+            Maximum width, which only a long word can exceed. [characters]
         bold
-            Makes a line bold, for marked rows.
+            Makes a line bold, for emphasised rows.
 
         Returns
         -------
         list of str
-            Lines of the table, with the columns that were left out named in the last.
+            Lines; the last names the columns that were dropped.
         """
         columns = self.fit_columns(width)
         widths = self._widths(columns, width)
@@ -284,14 +287,20 @@ def cells_table(
     title: str = "",
     note: str = "",
 ) -> Table:
-    """Make a table of cells that are written already.
+    """Make a table of formatted cells.
 
     Parameters
     ----------
+    headings
+        Headings of the columns.
+    rows
+        The cells of each row.
     text
-        How many columns from the left hold text.
+        Number of columns, from the left, that hold text.
     ranks
-        One digit per column, the highest is left out first; by default all stay.
+        Rank of each column as one digit, as in :class:`Column`; by default 0.
+    title, note
+        Text above and below the table.
     """
 
     def column(i: int, heading: str) -> Column:

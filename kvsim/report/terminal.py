@@ -1,4 +1,4 @@
-"""The terminal: prose, titles and tables within its width; bold only where it is read as such."""
+"""Output on the terminal: paragraphs, headings, lists and tables within its width."""
 
 import os
 import re
@@ -27,19 +27,19 @@ BLANK = ""
 
 
 class Heading(str):
-    """A line that is bold where the terminal can show it."""
+    """A line that is shown in bold."""
 
 
 class Hanging(str):
-    """A paragraph whose lines after the first are indented."""
+    """A paragraph with a hanging indent."""
 
 
 class Verbatim(str):
-    """Lines as they are, to be pasted."""
+    """Lines that are not wrapped, such as commands to copy."""
 
 
 class Items(tuple[str, ...]):
-    """Lines of a list, each after a dash."""
+    """A list; each item begins with a dash."""
 
 
 Block = str | Items | Table
@@ -47,7 +47,7 @@ Block = str | Items | Table
 
 
 class Terminal:
-    """Standard output, at the width and with the styles that the terminal has."""
+    """Standard output, with the width and the styles of the terminal."""
 
     def __init__(self) -> None:
         columns = get_terminal_size((PIPED, 24)).columns
@@ -58,12 +58,12 @@ class Terminal:
             sys.stdout.reconfigure(errors="replace")
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Print one block below the other.
+        """Print blocks from top to bottom.
 
         Parameters
         ----------
         blocks
-            Paragraphs, headings, lists and tables, from top to bottom.
+            Paragraphs, headings, lists and tables.
         """
         for block in blocks:
             text = escape_controls("\n".join(self._lines(block)))
@@ -96,8 +96,12 @@ def wrap_prose(text: str, width: int, indent: str = "") -> str:
 
     Parameters
     ----------
+    text
+        The text.
+    width
+        Maximum width. [characters]
     indent
-        Begins every line after the first.
+        Indentation of every line after the first.
     """
     kept = UNIT_SPACE.sub("\u00a0", text)
     wrapped: str = fill(

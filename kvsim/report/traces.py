@@ -1,4 +1,4 @@
-"""What a request trace is like, as JSON and as a table."""
+"""Results of ``kvsim traces``: statistics of a request trace."""
 
 from dataclasses import asdict
 
@@ -39,19 +39,19 @@ REUSE = {
 
 
 def describe_requests(name: str, requests: Requests) -> Row:
-    """Compute a trace's statistics under their contract names.
+    """Compute the statistics of requests.
 
     Parameters
     ----------
     name
         Name of the trace.
     requests
-        Arrivals, lengths and prefixes.
+        The requests.
 
     Returns
     -------
     Row
-        Rate, burstiness, lengths and reuse.
+        Request rate, burstiness, lengths and prefix reuse.
     """
     found = describe(requests)
     span = found.duration or None
@@ -73,17 +73,17 @@ def describe_requests(name: str, requests: Requests) -> Row:
 
 
 def describe_trace(trace: Trace) -> Row:
-    """Compute the statistics of a trace that was read, with what was left out of it.
+    """Compute the statistics of a trace that was read from a file.
 
     Parameters
     ----------
     trace
-        Trace as it was read.
+        The trace.
 
     Returns
     -------
     Row
-        As :func:`describe_requests`, with format, rows left out and notes.
+        As :func:`describe_requests`, with format, omitted rows and notes.
     """
     read = {"format": trace.format, "left_out": trace.left_out.counts, "notes": list(trace.notes)}
     return describe_requests(trace.name, trace.requests) | read
@@ -116,16 +116,16 @@ def _write_answer(row: Row) -> Answer:
 def make_result(
     row: Row, source: Row | None = None, requests: Requests | None = None
 ) -> Result[Requests | None]:
-    """Make the answer of the commands on traces.
+    """Make the result of a command on traces.
 
     Parameters
     ----------
     row
-        A trace's statistics.
+        Statistics of the trace.
     source
-        Those of the trace that it was fitted to, which stand beside it.
+        Statistics of the trace that it was fitted to, for comparison.
     requests
-        What pictures are drawn of.
+        The requests, for charts.
     """
     answer, shown = _write_answer(row), [row, *([source] if source else [])]
     tables, notes = [_statistics_table(shown), _length_table(shown)], row.get("notes", ())

@@ -1,7 +1,4 @@
-"""``kvsim validate``: what real runs counted beside what was predicted, op by op.
-
-With ``--quality``, what techniques lose on a text, also layer by layer.
-"""
+"""Results of ``kvsim validate``: measured counts, quality and plans compared with predictions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -49,14 +46,14 @@ def make_result(
     about: Row,
     refused: Sequence[CannotRun] = (),
 ) -> Result[Sequence[CheckedTechnique]]:
-    """Make the answer of ``kvsim validate``.
+    """Make the result of ``kvsim validate``, which compares counts with predictions.
 
     Parameters
     ----------
     title
-        Model, weights, device and sizes in words.
+        Model, weights, device and sizes.
     about
-        The same as fields.
+        The same as fields of the JSON output.
     refused
         Techniques that could not run.
     """
@@ -299,12 +296,12 @@ def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:
 
 
 def make_trace_result(trace: AttentionTrace) -> Result[AttentionTrace]:
-    """Make the answer of a measured text: quality, attention and acceptance, one table each.
+    """Make the result of ``kvsim validate quality``: quality, attention and acceptance of drafts.
 
     Parameters
     ----------
     trace
-        What was measured on the text.
+        The measurements on a text.
     """
     blocks: list[Block] = [
         Heading(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read"),
@@ -396,7 +393,7 @@ def _spaced(technique: str) -> str:
 
 @frozen
 class Executed:
-    """A plan of widths, and its measured loss window by window."""
+    """A run of an assignment of bits to layers, with its loss in each window of text."""
 
     bits: float
     widths: Widths  # (2, layers), indices
@@ -404,7 +401,7 @@ class Executed:
 
     @property
     def error(self) -> float:
-        """Standard error of the measured mean. [nat per token]"""
+        """Standard error of the mean loss. [nat per token]"""
         return float(self.measured.std(ddof=1) / np.sqrt(self.measured.size))
 
 
@@ -437,14 +434,14 @@ def _layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
 
 
 def make_layer_result(found: LayerLosses, plan: Executed | None) -> Result[LayerLosses]:
-    """Make the answer of layers packed one by one, and of a plan of bits that was run.
+    """Make the result of ``kvsim validate layers``.
 
     Parameters
     ----------
     found
-        Losses of the layers packed one by one.
+        Losses of quantising one layer at a time.
     plan
-        A plan of bits that was run, if one was asked for.
+        A run of the assignment of bits to layers, if one was requested.
     """
     each = found.alone.mean(axis=-1)
     heads = [f"{side}, {bits} bits" for side in CACHE_SIDES for bits in found.bits]
@@ -521,12 +518,12 @@ class PlanRun:
 
 
 def make_plan_result(found: PlanRun) -> Result[PlanRun]:
-    """Make the answer of ``kvsim validate --plan``.
+    """Make the result of ``kvsim validate plan``.
 
     Parameters
     ----------
     found
-        The plan and what running it showed.
+        The plan and the measurements of its run.
     """
     plan, loss, answer = found.plan, found.loss, write_answer(found)
     fields = {
@@ -567,12 +564,12 @@ def make_plan_result(found: PlanRun) -> Result[PlanRun]:
 
 
 def write_answer(found: PlanRun) -> Answer:
-    """What running the plan showed, in words.
+    """Write the verdict on a plan that was run.
 
     Parameters
     ----------
     found
-        The plan and what running it showed.
+        The plan and the measurements of its run.
     """
     told = {m.name: m for m in found.times}
     faster = told.get("speedup")

@@ -1,4 +1,4 @@
-"""``kvsim validate`` with a measured profile: times predicted and measured, rounds as lanes."""
+"""The result of ``kvsim validate`` with a measured profile: times compared with predictions."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -36,12 +36,12 @@ ROUNDS_NOTE = (
 
 
 def make_result(answer: Row) -> Result[Row]:
-    """Make the answer of a validation of times from its fields.
+    """Make the result of a comparison of times.
 
     Parameters
     ----------
     answer
-        Fields as :func:`times_fields` makes them.
+        The fields of the JSON output, from :func:`times_fields`.
     """
     said = _write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
@@ -71,12 +71,12 @@ def times_fields(
     device: str,
     suspicious: Sequence[str],
 ) -> Row:
-    """A validation under its contract names.
+    """Collect the fields of the JSON output for a comparison of times.
 
     Parameters
     ----------
     found
-        Points that were timed, measured beside predicted.
+        The measured points and their predictions.
     missing
         Points that could not run, with the reason.
     summary
@@ -84,7 +84,7 @@ def times_fields(
     device
         Name of the machine.
     suspicious
-        What was odd while it was measured.
+        Irregularities during the measurement.
     """
     return {
         "device": device,
@@ -230,19 +230,19 @@ def _replayed(points: Sequence[Row]) -> list[str]:
 
 
 def describe_error(answer: Row, today: str) -> str:
-    """State a stack's error on points that nothing was fitted to.
+    """Describe the error of a stack at points that it was not fitted to.
 
     Parameters
     ----------
     answer
-        Fields of the validation.
+        The fields of the JSON output, from :func:`times_fields`.
     today
         Date of the measurement.
 
     Returns
     -------
     str
-        Text of the stack's ``error``.
+        The text for the stack's entry ``error``.
     """
     names, s = _by_technique(answer["points"]), answer["summary"]
     return (
