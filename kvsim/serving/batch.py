@@ -1,6 +1,6 @@
-"""The batch of a replica and its queues: how requests wait, join, finish and are taken out.
+"""The batch and the queues of a replica: how requests wait, join, finish and leave.
 
-Queues are linked through the requests themselves: by class, then first in, first out.
+Queues are doubly linked lists through the requests, ordered by priority class and then by arrival.
 """
 
 import numpy as np
@@ -39,14 +39,13 @@ QUEUE_HEAD = 0  # of a queue's ends; behind it, the last request of each class
 
 @jit_function
 def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
-    """Put a request behind all others of its class, or in front of them.
+    """Add a request to a queue, at the end or the front of its priority class.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    ends : the queue's first request and the last of each class.
-    index : row of the request.
-    front : whether it goes in front of its class.
+    world : state of the simulation, changed in place. ends : first request of the queue, and the
+    last of each class. index : index of the request. front : whether to add it at the front of its
+    class.
     """
     request = world.requests[index]
     before = NO_INDEX
@@ -68,13 +67,12 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
 
 @jit_function
 def dequeue(world: World, ends: Ends, index: int) -> None:
-    """Remove a request from any place in a queue.
+    """Remove a request from a queue.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    ends : the queue's first request and the last of each class.
-    index : row of the request.
+    world : state of the simulation, changed in place. ends : first request of the queue, and the
+    last of each class. index : index of the request.
     """
     request = world.requests[index]
     if request.back == NO_INDEX:
@@ -91,7 +89,7 @@ def dequeue(world: World, ends: Ends, index: int) -> None:
 
 @jit_function
 def unread(request: Request) -> int:
-    """Return the tokens that a waiting request has to read, if none are found. [tokens]
+    """Return the number of tokens to prefill for a waiting request if no prefix is cached.
 
     Parameters
     ----------
@@ -100,20 +98,19 @@ def unread(request: Request) -> int:
     Returns
     -------
     int
-        Its prompt and the tokens that it has already made. [tokens]
+        Its prompt and the tokens that it has generated before a preemption. [tokens]
     """
     return request.prompt + request.made
 
 
 @jit_function
 def queue(world: World, replica: Replica, index: int) -> None:
-    """Put a request behind all others of its class.
+    """Add a request to the waiting queue of a replica, at the end of its priority class.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica of the request. index :
+    index of the request.
     """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, False)
@@ -122,13 +119,12 @@ def queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_front(world: World, replica: Replica, index: int) -> None:
-    """Put a request in front of all others of its class.
+    """Add a request to the waiting queue of a replica, at the front of its priority class.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica of the request. index :
+    index of the request.
     """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, True)
@@ -152,13 +148,12 @@ def leave_queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_swapped(world: World, replica: Replica, index: int) -> None:
-    """Put a request whose cache is in host memory behind all others of its class.
+    """Add a request, whose cache was swapped to host memory, to the queue of swapped requests.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica of the request. index :
+    index of the request.
     """
     enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
@@ -166,13 +161,12 @@ def queue_swapped(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_handed_over(world: World, replica: Replica, index: int) -> None:
-    """Let a request wait to decode, with the cache that another replica made.
+    """Queue a request for decoding, with the cache that a prefill replica has sent.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that decodes it.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica that decodes it. index
+    : index of the request.
     """
     request = world.requests[index]
     request.status = SWAPPED
@@ -196,36 +190,34 @@ def leave_swap_queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def get_class(world: World, replica: Replica, place: int) -> int:
-    """Return the class of the sequence at a place of the batch.
+    """Return the priority class of a sequence in the batch.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica of the batch.
-    place : place in the batch, from 0.
+    world : state of the simulation, changed in place. replica : the replica of the batch. place :
+    position in the batch, from 0.
 
     Returns
     -------
     int
-        Priority of the request; lower ones go first.
+        The class; lower ones are scheduled first.
     """
     return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
 
 
 @jit_function
 def find_place(world: World, replica: Replica, index: int) -> int:
-    """Return the place of a running request in the batch.
+    """Return the position of a running request in the batch.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica of the request. index :
+    index of the request.
 
     Returns
     -------
     int
-        Place from 0.
+        The position, from 0.
     """
     place = 0
     while world.sequences[replica.first_sequence + place].request != index:
@@ -289,14 +281,12 @@ def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Seq
 
 @jit_function
 def start_decoding(replica: Replica, sequence: Sequence, request: Request, rounds: int) -> None:
-    """Make a sequence decode from the next round on.
+    """Let a sequence decode from the next round.
 
     Parameters
     ----------
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
-    request : its request.
-    rounds : rounds that yield the tokens which are missing. [rounds]
+    replica : the replica of the request. sequence : its entry in the batch. request : the request.
+    rounds : number of rounds until its answer is complete. [rounds]
     """
     sequence.todo = 0
     sequence.growth = (request.generate - request.made) / rounds
@@ -310,13 +300,12 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
 
 @jit_function
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Record the first token of a prompt that has been read, and store its full units.
+    """Record the first token of a request whose prefill is complete, and store its full blocks.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
+    world : state of the simulation, changed in place. replica : the replica of the request.
+    sequence : its entry in the batch.
     """
     request = world.requests[sequence.request]
     request.made += 1
@@ -363,12 +352,11 @@ def release_sequence(world: World, replica: Replica, sequence: Sequence, cached:
 
 @jit_function
 def complete(world: World, replica: Replica) -> None:
-    """Remove sequences that have all their tokens; later ones move up.
+    """Remove the sequences whose answers are complete from the batch.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica of the batch.
+    world : state of the simulation, changed in place. replica : the replica of the batch.
     """
     stay, held = replica.first_sequence, replica.private + replica.pinned
     kept, newest = replica.cached, world.pools[POOLS * replica.index + GPU].newest
@@ -400,13 +388,11 @@ def complete(world: World, replica: Replica) -> None:
 
 @jit_function
 def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> None:
-    """Record the tokens that a sequence has decoded before it leaves the batch early.
+    """Record the tokens that a sequence has generated, before it leaves the batch early.
 
     Parameters
     ----------
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
-    request : its request.
+    replica : the replica of the request. sequence : its entry in the batch. request : the request.
     """
     request.left = sequence.finish - replica.rounds
     more = int(np.ceil(request.left * sequence.growth - LENGTH_ROUNDING))
@@ -416,15 +402,14 @@ def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> Non
 
 @jit_function
 def preempt(world: World, replica: Replica) -> None:
-    """Preempt the last sequence of the batch: of the last class, the one admitted last.
+    """Preempt a sequence: of the lowest priority class, the one admitted last.
 
-    The cache of one that decodes is swapped to host memory where the rules say so and there is
-    room; otherwise it is dropped.
+    If the rules allow and there is room, the cache of a decoding sequence is swapped to host
+    memory; otherwise it is dropped and recomputed later.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica of the batch.
+    world : state of the simulation, changed in place. replica : the replica of the batch.
     """
     limits = world.limits
     sequence = world.sequences[replica.first_sequence + replica.running - 1]
@@ -456,13 +441,12 @@ def preempt(world: World, replica: Replica) -> None:
 
 @jit_function
 def swap_in(world: World, replica: Replica, index: int) -> bool:
-    """Bring a swapped sequence back to the batch if it fits.
+    """Return a swapped sequence to the batch if its cache fits in GPU memory.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    index : row of the request.
+    world : state of the simulation, changed in place. replica : the replica of the request. index :
+    index of the request.
 
     Returns
     -------

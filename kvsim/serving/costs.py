@@ -1,8 +1,8 @@
-"""Step costs of a technique: the seconds that a pass takes by what is in it.
+"""Step costs: the time that a technique takes for a pass with a given composition.
 
-``pass_seconds`` is the documented way to them; the compiled simulator reads the same tables
-through the functions above it. ``cost`` has one entry for each of COSTS, or for the first of them,
-to which passes add theirs.
+:func:`pass_seconds` is the documented interface; the compiled simulator reads the same tables
+through the functions above it. A ``cost`` array has an entry for the time and one for each resource
+in COSTS, or only for the time.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ Below = NDArray[np.int32]
 
 
 class Decoding(NamedTuple):
-    """Sequences that decode together."""
+    """Decoding sequences in a pass: their number and total context."""
 
     batch: int
     context: float  # their mean [tokens]
@@ -36,7 +36,7 @@ class Decoding(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """What the prompts of a pass have in common."""
+    """Totals over the prompt chunks of a pass."""
 
     tokens: int  # that it reads, in the lane with most of them [tokens]
     every: int  # in all lanes [tokens]
@@ -44,7 +44,7 @@ class Prompts(NamedTuple):
 
 
 class OnePass:
-    """A pass over decoding sequences and parts of prompts."""
+    """A pass over decoding sequences and prompt chunks."""
 
     batch: int  # sequences that decode
     context: float  # their mean [tokens]
@@ -55,7 +55,7 @@ class OnePass:
 
 
 class PromptPart:
-    """A part of a prompt that a pass reads."""
+    """A chunk of a prompt that a pass prefills."""
 
     tokens: int  # [tokens]
     start: float  # tokens of its prompt before it [tokens]
@@ -526,21 +526,21 @@ DENSITY = 8  # nodes per octave to begin with
 
 @frozen
 class StepCosts(ReplicaMemory):
-    """Tables of one technique in one deployment under an engine's rules."""
+    """Tables of the step costs of a technique in a deployment, under an engine's rules."""
 
     @cached_property
     def passes(self) -> Passes:
-        """The engine's predictions, which the tables are made of."""
+        """Predictions of single passes, from which the tables are made."""
         return Passes(self.technique, self.deployment)
 
     @property
     def rate(self) -> float:
-        """Tokens that a decoding round yields per sequence, on average."""
+        """Mean number of tokens that a decoding round yields per sequence."""
         return self.passes.rate
 
     @cached_property
     def tables(self) -> Tables:
-        """Tables with nodes wherever lines between fewer would be off."""
+        """Tables, refined until linear interpolation is accurate."""
         make: Callable[[], Tables] | None = vars(self).get("_make")
         return make_tables(self.passes, self._refined, self.room) if make is None else make()
 
@@ -550,7 +550,7 @@ class StepCosts(ReplicaMemory):
 
     @cached_property
     def error(self) -> dict[str, float]:
-        """Worst relative error of the tables at random points, by kind of pass."""
+        """Largest relative error of the tables at random points, by kind of pass."""
         origin: StepCosts | None = vars(self).get("_origin")
         if origin is not None:
             return origin.error

@@ -1,4 +1,4 @@
-"""Memory for caches: what sequences take by their number of KV blocks, and what there is."""
+"""Memory for KV caches: what a replica has, and what sequences need by number of KV blocks."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -30,14 +30,18 @@ Phase = Callable[[float, Array], Point]
 
 @frozen
 class Room:
-    """Memory of each GPU, and its share of the host's, as one technique uses them.
+    """GPU and host memory that a technique leaves for KV caches.
 
     Parameters
     ----------
-    longest : longest sequence, prompt and generated tokens. [tokens]
-    longest_chunk : tokens of one prompt in a pass at most. [tokens]
-    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
-        told otherwise. [B]
+    technique, deployment, rules
+        The technique, where it runs, and the scheduling rules.
+    longest
+        Length of the longest sequence, prompt and generated tokens. [tokens]
+    longest_chunk
+        Largest number of prompt tokens of one request in a pass. [tokens]
+    gpu_memory
+        GPU memory that the engine may use; None for the usual share. [B]
     """
 
     technique: Technique
@@ -49,22 +53,22 @@ class Room:
 
     @property
     def blocks_of_longest(self) -> int:
-        """KV blocks of the longest sequence."""
+        """Number of KV blocks of the longest sequence."""
         return -(-self.longest // self.rules.block_tokens)
 
     @cached_property
     def decode_bytes(self) -> Bytes:
-        """GPU cache of a sequence that decodes, never less with more blocks, from 0. (b,) [B]"""
+        """GPU memory of a decoding sequence by number of blocks; non-decreasing. (b,) [B]"""
         return self._bytes("gpu", _decoding)
 
     @cached_property
     def prompt_bytes(self) -> Bytes:
-        """GPU cache of a sequence until its prompt is read. (b,) [B]"""
+        """GPU memory of a sequence during prefill, by number of blocks. (b,) [B]"""
         return np.maximum(self._bytes("gpu", _reading), self.decode_bytes)
 
     @cached_property
     def host_bytes(self) -> Bytes:
-        """A sequence's part in host memory, or as full as it makes a drive behind it. (b,) [B]"""
+        """Host memory (or equivalent drive space) of a sequence by number of blocks. (b,) [B]"""
         own, hardware = self._bytes("host", _decoding), self.deployment.hardware
         if not hardware.disk_memory:
             return own
@@ -88,12 +92,12 @@ class Room:
 
     @property
     def block_bytes(self) -> float:
-        """One KV block of the longest sequence, averaged over its blocks. [B]"""
+        """Mean size of a KV block of the longest sequence. [B]"""
         return float(self.decode_bytes[-1] / self.blocks_of_longest)
 
     @property
     def host_capacity(self) -> int:
-        """Each GPU's share of host memory, for caches that a technique keeps there. [B]"""
+        """Host memory per GPU for the caches that a technique keeps there. [B]"""
         return int(self.deployment.hardware.host_memory / self.deployment.gpus)
 
     @cached_property
@@ -197,12 +201,12 @@ class ReplicaMemory:
 
     @property
     def context(self) -> int:
-        """Longest request that the engine takes. [tokens]"""
+        """Length of the longest request that the engine accepts. [tokens]"""
         return self.rules.max_model_len or self.deployment.model.max_context
 
     @cached_property
     def room(self) -> Room:
-        """The memory that a replica has for caches."""
+        """Memory that the replica has for caches."""
         kind = self.technique, self.deployment, self.rules
         return Room(*kind, self.longest, self.longest_chunk, self.gpu_memory)
 
@@ -219,13 +223,13 @@ class ReplicaMemory:
 
     @property
     def host_capacity(self) -> int:
-        """Each GPU's share of host memory that is left for caches of running sequences. [B]"""
+        """Host memory per GPU for the caches of running sequences. [B]"""
         stored = int(self.rules.host_cache / self.deployment.gpus)
         return max(self.room.host_capacity - stored, 0)
 
     @property
     def longest_chunk(self) -> int:
-        """Tokens of one prompt in a pass at most."""
+        """Largest number of prompt tokens of one request in a pass."""
         chunked = self.rules.prefill == "chunked"
         part = self.rules.max_tokens // self.deployment.lanes
         return min(self.longest_prompt, part) if chunked else self.longest_prompt

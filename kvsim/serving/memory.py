@@ -1,12 +1,10 @@
-"""Memory of a replica: sequences' own caches, how they grow, and blocks that prompts share.
+"""Memory of a replica: KV caches of running sequences, and prefix blocks that requests share.
 
-As in vLLM, a KV block whose tokens are known by name is shared as soon as the pass that computes it
-is put together. A block on the GPU is in use (pinned) or kept in case its tokens come again. Kept
-blocks give way, least recently used first, when no other memory is free. The blocks of a finished
-answer are kept too and give way in their turn, although nothing finds them. Two sequences that
-compute the same tokens at once each have a copy. Consecutive KV blocks with one fate are one entry:
-a piece of a run of blocks, or of the tokens that only one request has. Other memories keep
-copies: ``tiers``.
+As in vLLM, a full block with known tokens becomes shareable as soon as the pass that computes it is
+scheduled. A block on the GPU is either pinned by running sequences or kept for reuse; kept blocks
+are evicted in LRU order when memory is needed. Two sequences that compute the same tokens at the
+same time have a copy each. Consecutive blocks that are used and evicted together share an entry.
+Copies in host memory or on drives are handled in ``tiers``.
 """
 
 import numpy as np
@@ -32,17 +30,16 @@ SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buck
 
 @jit_function
 def bucket(pool: Pool, block: int) -> int:
-    """Return the bucket in which a block's chain begins.
+    """Return the hash bucket of a block.
 
     Parameters
     ----------
-    pool : blocks in one memory of a replica.
-    block : id of the block.
+    pool : blocks in one memory of a replica. block : id of the block.
 
     Returns
     -------
     int
-        Index into the world's buckets.
+        Index into the buckets of the simulation.
     """
     return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
 
@@ -124,13 +121,12 @@ def find_own(world: World, pool: Pool, place: tuple[int, int], owner: int) -> in
 
 @jit_function
 def unlink(world: World, pool: Pool, at: int) -> None:
-    """Remove an entry from the list of blocks without users.
+    """Remove an entry from the LRU list of unused blocks.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    pool : blocks in one memory of a replica.
-    at : index of the entry.
+    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
+    : index of the entry.
     """
     entry = world.entries[at]
     if entry.older == NO_INDEX:
@@ -146,13 +142,12 @@ def unlink(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def append(world: World, pool: Pool, at: int) -> None:
-    """Make an entry the most recently used of those without users.
+    """Make an entry the most recently used of the unused ones.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    pool : blocks in one memory of a replica.
-    at : index of the entry.
+    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
+    : index of the entry.
     """
     entry = world.entries[at]
     entry.older, entry.newer = pool.newest, NO_INDEX
@@ -237,13 +232,12 @@ def insert(world: World, pool: Pool, block: int) -> int:
 
 @jit_function
 def remove(world: World, pool: Pool, at: int) -> None:
-    """Forget a block that is in the list of those without users.
+    """Evict an unused entry.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    pool : blocks in one memory of a replica.
-    at : index of the entry.
+    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
+    : index of the entry.
     """
     unlink(world, pool, at)
     entry = world.entries[at]
@@ -264,24 +258,22 @@ def remove(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def drop_oldest(world: World, pool: Pool) -> None:
-    """Forget the least recently used block.
+    """Evict the least recently used entry.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    pool : blocks in one memory of a replica.
+    world : state of the simulation, changed in place. pool : blocks in one memory of a replica.
     """
     remove(world, pool, pool.oldest)
 
 
 @jit_function
 def available(world: World, replica: Replica) -> int:
-    """Return the GPU memory that is free, or would be without kept blocks. [B]
+    """Return the GPU memory that is free or could be freed by evicting unused blocks. [B]
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
+    world : state of the simulation, changed in place. replica : the replica.
 
     Returns
     -------
@@ -307,18 +299,17 @@ def note_fill(world: World, replica: Replica) -> None:
 
 @jit_function
 def make_host_room(world: World, replica: Replica, size: int) -> bool:
-    """Drop blocks from host memory until some of it is free.
+    """Evict blocks from host memory until enough is free.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
-    size : memory that is needed. [B]
+    world : state of the simulation, changed in place. replica : the replica. size : memory that is
+    needed. [B]
 
     Returns
     -------
     bool
-        Whether that much can be freed; nothing is dropped otherwise.
+        Whether that much can be freed; if not, nothing is evicted.
     """
     free = world.limits.host_cache - replica.host_swapped
     if free < size:
@@ -331,15 +322,14 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
 
 @jit_function
 def make_room(world: World, replica: Replica, size: int) -> None:
-    """Drop kept blocks, the least recently used first, until some memory is free.
+    """Evict unused blocks from the GPU, in LRU order, until enough memory is free.
 
-    Of an entry the last parts go first: what comes before them can still be found.
+    The last blocks of an entry are evicted first, as a prefix remains usable without them.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
-    size : memory that is needed. [B]
+    world : state of the simulation, changed in place. replica : the replica. size : memory that is
+    needed. [B]
     """
     each = world.limits.part_bytes
     pool = world.pools[POOLS * replica.index + GPU]
@@ -356,13 +346,12 @@ def make_room(world: World, replica: Replica, size: int) -> None:
 
 @jit_function
 def take(world: World, replica: Replica, size: int) -> None:
-    """Allocate memory for a sequence's own cache, dropping kept blocks where needed.
+    """Allocate memory for the private cache of a sequence, evicting unused blocks if necessary.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
-    size : memory of each GPU, which has to be available. [B]
+    world : state of the simulation, changed in place. replica : the replica. size : memory of each
+    GPU, which must be available. [B]
     """
     if replica.cached > 0:
         make_room(world, replica, size)
@@ -486,14 +475,12 @@ def pin_found(world: World, replica: Replica, request: Request, count: int) -> N
 
 @jit_function
 def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> None:
-    """Turn a sequence's own KV blocks that are full into shared ones.
+    """Convert full private blocks of a sequence to shared ones.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
-    tokens : how long it is. [tokens]
+    world : state of the simulation, changed in place. replica : the replica of the request.
+    sequence : its entry in the batch. tokens : its length. [tokens]
     """
     limits, request = world.limits, world.requests[sequence.request]
     each, pool = limits.parts, world.pools[POOLS * replica.index + GPU]
@@ -730,19 +717,17 @@ def get_own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
 
 @jit_function
 def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
-    """Allocate the memory of a sequence at a greater length if there is enough.
+    """Allocate memory for a sequence to grow to a length, if there is enough.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
-    tokens : its new length. [tokens]
+    world : state of the simulation, changed in place. replica : the replica of the request.
+    sequence : its entry in the batch. tokens : the new length. [tokens]
 
     Returns
     -------
     bool
-        Whether there is enough; nothing is allocated otherwise.
+        Whether there is enough; if not, nothing is allocated.
     """
     more = get_own_bytes(world, sequence, tokens) - sequence.held
     host_more = world.sizes[count_blocks(world.limits, tokens)].host - sequence.host_held
@@ -758,12 +743,11 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
 
 @jit_function
 def promised(world: World, replica: Replica) -> int:
-    """Return what running sequences will take until their answers are complete. [B]
+    """Return the memory that running sequences will need until their answers are complete. [B]
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica of the batch.
+    world : state of the simulation, changed in place. replica : the replica of the batch.
     """
     total = 0
     for i in range(replica.running):

@@ -1,8 +1,8 @@
-"""The results of a run: latencies, throughput, goodput, memory, a timeline, and its own faults.
+"""Results of a simulation: latencies, throughput, goodput, memory, a timeline and checks.
 
-In a closed loop so many clients send their next request when they have the last answer. They begin
-with answers of unequal length, so that their later requests are spread over time as in a long run;
-what counts are requests beside which all clients are busy.
+In a closed loop each of a number of clients sends its next request as soon as the last answer is
+complete. The first answers have staggered lengths, so that the clients are out of phase, and only
+requests during which all clients are busy are counted.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @frozen
 class Targets:
-    """What a request must meet to count as good; infinite where the user set nothing."""
+    """Latency targets of a request; infinite where none was set."""
 
     ttft: float = np.inf  # [s]
     tpot: float = np.inf  # [s]
@@ -52,24 +52,24 @@ class Targets:
 
 @frozen
 class Outcome:
-    """A run's figures, over the requests that finished."""
+    """Metrics of a simulated run."""
 
     run: Run
     targets: Targets = field(default_factory=Targets)
 
     @property
     def finished(self) -> np.ndarray:
-        """Which requests have all their tokens. (n,)"""
+        """Whether each request received all its tokens. (n,)"""
         return np.asarray(self.run.progress.status == FINISHED)
 
     @property
     def refused(self) -> np.ndarray:
-        """Which are longer than the context, or than memory holds. (n,)"""
+        """Whether each request was rejected, as longer than the context or the memory. (n,)"""
         return np.asarray(self.run.progress.status == REFUSED)
 
     @property
     def refused_by(self) -> dict[str, int]:
-        """Requests that were refused, by reason."""
+        """Number of rejected requests by reason."""
         if not self.refused.any():
             return dict.fromkeys(REFUSAL_REASONS, 0)
         found = find_refusals(longest_request(self.run.costs), self.run.requests)
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def aborted(self) -> np.ndarray:
-        """Which ended unfinished, because a client hung up. (n,)"""
+        """Whether the client of each request disconnected before its end. (n,)"""
         return np.asarray(self.run.progress.status == ABORTED)
 
     @property
@@ -87,55 +87,55 @@ class Outcome:
 
     @property
     def ttft_s(self) -> Array:
-        """Time to first token of each request, NaN without one. (n,) [s]"""
+        """Time to the first token of each request; NaN if it received none. (n,) [s]"""
         return np.asarray(self.run.progress.first - self.run.progress.arrival + self._around_s)
 
     @property
     def tpot_s(self) -> Array:
-        """Mean time per token after the first; NaN for single tokens. (n,) [s]"""
+        """Mean time per token after the first; NaN for answers of one token. (n,) [s]"""
         more = self.run.requests.generate - 1
         span = self.run.progress.last - self.run.progress.first
         return np.asarray(np.divide(span, more, out=np.full(span.size, np.nan), where=more > 0))
 
     @property
     def latency_s(self) -> Array:
-        """From arrival to the last token. (n,) [s]"""
+        """Time from the arrival to the last token of each request. (n,) [s]"""
         return np.asarray(self.run.progress.last - self.run.progress.arrival + self._around_s)
 
     @property
     def queue_s(self) -> Array:
-        """From arrival to the first pass. (n,) [s]"""
+        """Time from the arrival to the first pass of each request. (n,) [s]"""
         return np.asarray(self.run.progress.started - self.run.progress.arrival)
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival until the last replica is done. [s]"""
+        """Time from the first arrival to the end of the last replica's work. [s]"""
         if not len(self.run.requests):
             return 0.0
         return float(self.run.replicas.clock.max() - self.run.requests.arrival[0])
 
     @property
     def meets_targets(self) -> np.ndarray:
-        """Finished within both targets; single tokens have no TPOT to miss. (n,)"""
+        """Whether each request finished within the TTFT and TPOT targets. (n,)"""
         slow = (self.ttft_s > self.targets.ttft) | (self.tpot_s > self.targets.tpot)
         return self.finished & ~slow
 
     @property
     def kv_peak_share(self) -> float:
-        """Most of its KV cache in GPU memory that a replica has used at once."""
+        """Largest share of its KV cache memory that a replica used."""
         return float(self.run.replicas.peak.max() / max(self.run.world.limits.gpu, 1))
 
     @property
     def busy_share(self) -> float:
-        """Share of the time in which a replica computes, mean of all."""
+        """Share of the time in which a replica computes, averaged over replicas."""
         total = self.duration_s * self.run.replicas.clock.size
         return float(self.run.bins.seconds.sum() / total) if total else 0.0
 
     @property
     def utilisation(self) -> dict[str, float]:
-        """Share of what each resource could do in the whole run, mean of all replicas.
+        """Utilisation of each resource over the run, averaged over replicas.
 
-        The links between GPU and host carry passes, and prefix blocks that are stored or loaded.
+        The links between GPU and host include transfers of stored prefix blocks.
         """
         total = self.duration_s * self.run.replicas.clock.size
         used = dict(zip(COST_RESOURCES, self.run.bins.use.sum(axis=(0, 1)), strict=True))
@@ -146,31 +146,31 @@ class Outcome:
 
     @property
     def mean_batch(self) -> float:
-        """Decoding sequences while a replica computes. [sequences]"""
+        """Mean number of decoding sequences while a replica computes. [sequences]"""
         busy = self.run.bins.seconds.sum()
         return float(self.run.bins.running.sum() / busy) if busy else 0.0
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that were generated. [tokens]"""
+        """Number of generated tokens. [tokens]"""
         return int(self.run.replicas.emitted.sum())
 
     @property
     def prefix_hits(self) -> dict[str, float]:
-        """Share of all prompt tokens that requests found in each memory when they first began."""
+        """Share of prompt tokens found in each memory when requests first started."""
         found = self.run.replicas.found.sum(axis=0)
         tokens = max(int(self.run.requests.prompt.sum()), 1)
         return {name: float(n / tokens) for name, n in zip(MEMORIES, found, strict=True)}
 
     @property
     def link_bytes(self) -> dict[str, float]:
-        """What stored and loaded prefix blocks put on each link of all GPUs. [B]"""
+        """Bytes of prefix blocks moved over each link, all GPUs together. [B]"""
         moved = self.run.replicas.link_bytes.sum(axis=0) * self.run.costs.deployment.gpus
         return {name: float(size) for name, size in zip(TIER_LINKS, moved, strict=True)}
 
     @property
     def stored_bytes(self) -> dict[str, int]:
-        """Prefix blocks that the memories besides the GPUs' hold at the end. [B]"""
+        """Size of the prefix blocks in each memory beside the GPUs' at the end. [B]"""
         pools = self.run.world.pools
         each = int(self.run.world.limits.unit_bytes) * self.run.costs.deployment.gpus
         held = {
@@ -181,7 +181,7 @@ class Outcome:
 
     @property
     def usd(self) -> float | None:
-        """Price of the fleet for the run, if the hardware has one. [USD]"""
+        """Price of the fleet for the duration of the run; None if unknown. [USD]"""
         d = self.run.costs.deployment
         if d.hardware.price is None:
             return None
@@ -199,7 +199,7 @@ class Outcome:
         return {name: float(FINEST_GAP * GAP_RATIO ** (i + 0.5)) for name, i in bins.items()}
 
     def summary(self) -> dict[str, object]:
-        """Everything under its contract name."""
+        """Return all metrics by their names in the JSON output."""
         run, requests = self.run, self.run.requests
         duration, limits = self.duration_s, self.run.world.limits
         made, usd = self.output_tokens, self.usd
@@ -265,11 +265,17 @@ def spread(values: Array) -> dict[str, float | None]:
 
 
 def faults(run: Run, whole: bool = True) -> list[str]:
-    """What a right simulator never does; empty if the run is sound.
+    """Check a run for violations of the simulator's invariants.
 
     Parameters
     ----------
-    whole : the run was played to its end, so that no request may be left.
+    run : the simulated run. whole : whether it was simulated to the end, so that no request may be
+    unfinished.
+
+    Returns
+    -------
+    list of str
+        The violations; empty if there are none.
     """
     p, requests, replicas = run.progress, run.requests, run.replicas
     pools = run.world.pools
@@ -372,7 +378,7 @@ BEFORE, COUNTED, AFTER = 1, 1, 1  # requests of each client that begin the loop,
 
 @frozen
 class ClosedLoop:
-    """The steady state of a number of clients that never wait between requests."""
+    """Steady state of a number of clients that send their next request without a pause."""
 
     costs: StepCosts
     clients: int
@@ -384,7 +390,7 @@ class ClosedLoop:
 
     @cached_property
     def requests(self) -> Requests:
-        """Each client's requests, as turns of a session without thinking."""
+        """The requests of each client, as turns of a conversation without think time."""
         turns = BEFORE + COUNTED + AFTER
         total = self.clients * turns
         parent = np.arange(total) - self.clients
@@ -421,12 +427,12 @@ class ClosedLoop:
 
     @cached_property
     def ttft_s(self) -> float:
-        """Mean time to the first token, in the queue included. [s]"""
+        """Mean time to the first token, including queueing. [s]"""
         return float(np.mean(self.outcome.ttft_s[self._counted]))
 
     @cached_property
     def tpot_s(self) -> float:
-        """Mean time per token after the first; NaN where there is none. [s]"""
+        """Mean time per token after the first; NaN for answers of one token. [s]"""
         return self._mean(self.outcome.tpot_s)
 
     @cached_property
@@ -441,14 +447,14 @@ class ClosedLoop:
 
 
 class Clients(Service):
-    """A prediction whose times are those of a closed loop, played; each batch is its clients.
+    """A prediction of a closed loop, in which each batch size is a number of clients.
 
-    Memory is that of as many sequences as run at once: what finds no room waits.
+    Memory is that of the sequences that run at the same time; others wait.
     """
 
     @property
     def load(self) -> str:
-        """How requests come, as the ledger calls it."""
+        """The kind of load, by which measured errors are selected."""
         return "served"
 
     @cached_property
@@ -465,36 +471,36 @@ class Clients(Service):
 
     @property
     def ttft_s(self) -> Array:
-        """Mean time to the first token, waiting included. [s]"""
+        """Mean time to the first token, including queueing. [s]"""
         return np.array([loop.ttft_s for loop in self._loops])
 
     @property
     def tpot_s(self) -> Array:
-        """Mean time per token after the first; NaN when only one is generated. [s]"""
+        """Mean time per token after the first; NaN if one token is generated. [s]"""
         return np.array([loop.tpot_s for loop in self._loops])
 
     @property
     def request_s(self) -> Array:
-        """Mean time from a request to its last token. [s]"""
+        """Mean time from sending a request to its last token. [s]"""
         return np.array([loop.request_s for loop in self._loops])
 
     @property
     def output_tok_s(self) -> Array:
-        """Generated tokens per second of all clients. [tokens/s]"""
+        """Generated tokens per second, of all clients. [tokens/s]"""
         return np.array([loop.output_tok_s for loop in self._loops])
 
     @property
     def decode_tok_s(self) -> Array:
-        """The same: some clients always decode. [tokens/s]"""
+        """Same as ``output_tok_s``, as some clients always decode. [tokens/s]"""
         return self.output_tok_s
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Resident bytes by tier and buffer with as many sequences as have room. [B]"""
+        """Memory use by tier and buffer, with as many sequences as fit. [B]"""
         running = np.minimum(self.batch, np.maximum(self.max_batch, 1.0))
         return Service(self.technique, self.deployment, running, self.prompt, self.generate).buffers
 
     @property
     def fits(self) -> NDArray[np.bool]:
-        """Whether one sequence does: others wait until there is room."""
+        """Whether a single sequence fits; others can wait."""
         return np.asarray(self.max_batch >= 1)

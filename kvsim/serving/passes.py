@@ -1,4 +1,4 @@
-"""What the engine says of each kind of pass, element by element over arrays of them."""
+"""Costs of each kind of pass, evaluated for arrays of passes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from kvsim.techniques.technique import Technique
 
 @frozen
 class Measure:
-    """What is asked of passes: a number for each op, and for a step as a whole."""
+    """A measure of passes, such as time: a function for steps and one for operations."""
 
     round: Callable[[Step, Deployment], Number]  # a step among others like it
     alone: Callable[[Step, Deployment], Number]  # a step from an idle machine on
@@ -33,7 +33,7 @@ TIME_MEASURE = Measure(steady_seconds, makespan, seconds)
 
 @frozen
 class Passes:
-    """Passes of one technique in one deployment, by one measure."""
+    """Costs of the passes of a technique in a deployment, by one measure."""
 
     technique: Technique
     deployment: Deployment
@@ -41,15 +41,15 @@ class Passes:
 
     @cached_property
     def rate(self) -> float:
-        """Tokens that a decoding round yields per sequence, on average."""
+        """Mean number of tokens that a decoding round yields per sequence."""
         p = Point(float(self.technique.tiles()), 1.0, 1.0, 1.0, 2.0)
         return float(self.technique.cycle(self.deployment, p).tokens)
 
     @cached_property
     def issued(self) -> float:
-        """Time of the host to issue the layers of a pass that reads a prompt, 0 for replayed ones.
+        """Time to launch the kernels of a prefill pass; 0 if replayed as CUDA graphs. [s]
 
-        Such a pass takes no less, whatever is in it. [s]
+        It is a lower bound for the time of the pass.
         """
         time = self.deployment.stack.time
         new = time.graph + 1.0
@@ -59,7 +59,7 @@ class Passes:
 
     @cached_property
     def replayed(self) -> "Passes":
-        """The same passes without the time to issue them."""
+        """The same passes without the time to launch kernels."""
         stack = self.deployment.stack
         time = replace(stack.time, issue=0.0)
         return replace(self, deployment=replace(self.deployment, stack=replace(stack, time=time)))
@@ -68,7 +68,7 @@ class Passes:
     def resident(self) -> "Passes":
         """The same passes with all weights on the GPU.
 
-        Weights that are streamed come once in a pass, whatever the pass computes beside that.
+        Weights that are streamed are transferred once per pass, whatever it computes.
         """
         return self._of_ops(streaming=False) if self.technique.streams_weights else self
 
@@ -99,7 +99,7 @@ class Passes:
 
     @property
     def width(self) -> int:
-        """New tokens per sequence in the widest pass of a round."""
+        """New tokens per sequence in the widest pass of a decoding round."""
         return self.technique.pass_width
 
     @cached_property
@@ -282,7 +282,7 @@ class Passes:
 
     @property
     def mixes_plainly(self) -> bool:
-        """Whether ``mixed`` states what this technique would do."""
+        """Whether :meth:`mixed` applies to this technique."""
         return self.technique.mixes
 
 

@@ -1,9 +1,9 @@
-"""Prefill and decode on replicas of their own, with the cache moved between them.
+"""Disaggregated serving: prefill and decode on different replicas, with transfer of the KV cache.
 
-The pool that reads prompts never waits for the other one, so it is played first; what it hands over
-arrives at the decoding pool when the cache does. Where turns follow others or clients hang up, both
-pools are played together: a turn waits for the pool that decodes. A client that hangs up frees what
-its request holds in either; a cache that is on its way then arrives in vain.
+Prefill replicas never wait for decode replicas, so they are simulated first; a request arrives at a
+decode replica together with its cache. In conversations, or if clients disconnect, both pools are
+simulated together, as the next turn depends on decoding. A disconnected request frees its memory in
+either pool; a cache in transfer is then discarded on arrival.
 """
 
 from collections.abc import Callable
@@ -233,7 +233,7 @@ def _join_worlds(requests: Requests, reading: World, decoding: World, order: Int
 
 
 class Apart(NamedTuple):
-    """Both pools, and how far each has come."""
+    """The states of both pools."""
 
     reading: World
     decoding: World

@@ -1,7 +1,7 @@
-"""What the simulator keeps, as records with named fields that compiled code reads and writes.
+"""Records that hold the state of a simulation, for Python and for compiled code.
 
-Each class below is the layout of a record: a NumPy structured dtype is made of its annotations,
-and compiled code reads ``replica.clock`` where Python would read an attribute.
+Each class defines the fields of a NumPy structured dtype through its annotations. Compiled code
+reads ``replica.clock`` as Python reads an attribute.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Records(Protocol[R_co]):
 
 
 class Limits:
-    """Rules and memory of every replica."""
+    """Scheduling rules and memory limits, which are the same for all replicas."""
 
     max_seqs: int
     max_tokens: int
@@ -91,7 +91,7 @@ class Limits:
 
 
 class Request:
-    """A request of the trace, and its state during the run."""
+    """A request of the trace and its current state."""
 
     arrival: float  # [s]
     rate: float  # tokens per decoding round
@@ -116,7 +116,7 @@ class Request:
 
 
 class Turn:
-    """What a request follows, what follows it, and how long its client waits for it."""
+    """A turn of a conversation: the turns before and after it, and how long its client waits."""
 
     think: float  # after the last token of the turn before it [s]
     abort_after: float  # the client hangs up so long after its arrival [s]
@@ -126,10 +126,10 @@ class Turn:
 
 
 class BlockPlace:
-    """Where a block of the trace lies in its run: blocks that every request has together.
+    """The position of a prefix block in its run.
 
-    In a run each block always follows the same one. Where other memories keep blocks, a run is one
-    block.
+    A run is a sequence of blocks that always occur together in requests. Where host memory or
+    drives store blocks, every run is a single block.
     """
 
     block: int  # id of the run's first block
@@ -138,14 +138,14 @@ class BlockPlace:
 
 
 class Event:
-    """A request that arrives, or is aborted, at a time that the run itself decides."""
+    """The arrival or abort of a request, at a time that the simulation determines."""
 
     time: float  # [s]
     key: int  # 2 x request, and 1 more for an abort
 
 
 class Sequence:
-    """A running request: its place in the batch. What every round looks at comes first."""
+    """A running request in the batch. Fields that every round reads come first."""
 
     intercept: float  # tokens cached after round x of its replica: this + growth x [tokens]
     growth: float  # tokens per round
@@ -169,7 +169,7 @@ class Sequence:
 
 
 class Replica:
-    """One replica's state and its sums over the run."""
+    """The state of one replica and its totals over the run."""
 
     clock: float  # [s]
     index: int
@@ -226,10 +226,10 @@ class Replica:
 
 
 class Pool:
-    """What is kept in one memory, with what is in no use by last use.
+    """The prefix blocks in one memory, with an LRU list of those that no running request uses.
 
-    An entry of the GPU's pool is some consecutive KV blocks of one run; of another, one unit, under
-    the id of its last block.
+    An entry is a number of consecutive KV blocks of a run on the GPU, and one storage unit, named
+    by its last block, in other memories.
     """
 
     first: int  # its entries are World.entries[first:][:room]
@@ -247,7 +247,7 @@ class Pool:
 
 
 class Entry:
-    """What has one fate in a pool."""
+    """Consecutive KV blocks in a pool that are stored, used and evicted together."""
 
     block: int  # id of its run; below NO_INDEX if only one request has it; NO_INDEX if unused
     ready: float  # when it has arrived in this memory [s]
@@ -261,7 +261,7 @@ class Entry:
 
 
 class Bin:
-    """A stretch of time of a replica: sums over it."""
+    """Totals of a replica over an interval of the timeline."""
 
     seconds: float  # the replica computes [s]
     running: float  # decoding sequences x time [s]
@@ -275,7 +275,7 @@ class Bin:
 
 
 class Sizes:
-    """Cache of a sequence of so many KV blocks: row b is for b blocks."""
+    """Memory of a sequence by its number of KV blocks; row b is for b blocks."""
 
     prompt: int  # on the GPU, until its prompt is read [B]
     gpu: int  # on the GPU, while it decodes [B]
@@ -283,7 +283,7 @@ class Sizes:
 
 
 class World(NamedTuple):
-    """Everything that a run reads and changes."""
+    """The complete state of a simulation."""
 
     limits: Limits
     requests: Records[Request]

@@ -1,7 +1,7 @@
-"""One replica's scheduler: what goes into each pass, its execution, and the choice of a replica.
+"""The scheduler of a replica: composition of passes, their execution, and the choice of a replica.
 
-A pass with prompts in it is executed by itself, decoding rounds without any many at once. What
-happened is noted in a timeline of each replica and a histogram of the times between tokens.
+A pass with prompt tokens is executed singly, decoding rounds without any many at once. Each replica
+records a timeline and a histogram of times between tokens.
 """
 
 from typing import NamedTuple
@@ -77,7 +77,7 @@ LOWEST_BIN = np.searchsorted(
 
 
 class Span(NamedTuple):
-    """A stretch of time that begins at a replica's clock."""
+    """An interval that begins at a replica's clock."""
 
     seconds: float
     batch: int  # decoding sequences
@@ -142,12 +142,11 @@ def clear(note: Bin) -> None:
 
 @jit_function
 def widen(world: World, replica: Replica) -> None:
-    """Double the width of a replica's bins, joining two into one.
+    """Double the width of a replica's timeline bins, merging pairs of bins.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica of the timeline.
+    world : state of the simulation, changed in place. replica : the replica of the timeline.
     """
     first, half = replica.index * GAP_BINS, GAP_BINS // 2
     for i in range(half):
@@ -382,7 +381,7 @@ MAX_PASSES_PER_CALL = 100_000  # between two looks at what else happens, such as
 
 @jit_function
 def has_work(replica: Replica) -> bool:
-    """Return whether anything waits or runs.
+    """Return whether a replica has waiting or running requests.
 
     Parameters
     ----------
@@ -391,7 +390,7 @@ def has_work(replica: Replica) -> bool:
     Returns
     -------
     bool
-        True if it has any request that is not done.
+        Whether any request is unfinished.
     """
     return replica.running + replica.waiting + replica.swapped > 0
 
@@ -459,21 +458,20 @@ def decode(world: World, replica: Replica) -> None:
 
 @jit_function
 def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
-    """Begin to read the prompt that has waited longest, if memory allows.
+    """Start the prefill of the request that has waited longest, if memory allows.
 
-    Its leading blocks that the GPU still holds are not computed, nor are those that follow and are
-    loaded from another memory.
+    Leading blocks in the GPU's prefix cache are reused, and following ones are loaded from other
+    memories where that is configured.
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences.
-    world : state of the simulation, changed in place.
-    replica : the replica that is about to play a pass.
+    tables : times of passes and memory of sequences. world : state of the simulation, changed in
+    place. replica : the replica that composes a pass.
 
     Returns
     -------
     bool
-        Whether it begins.
+        Whether the prefill starts.
     """
     limits, index = world.limits, replica.wait_ends[0]
     request = world.requests[index]
@@ -528,21 +526,20 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
 
 @jit_function
 def grow_prompt(world: World, replica: Replica, sequence: Sequence, length: float) -> bool:
-    """Allocate memory for the next part of a prompt; without any, those that began last give way.
+    """Allocate memory for the next chunk of a prompt, preempting other sequences if necessary.
 
-    Where passes are mixed and decoding goes first, as in vLLM; else the prompt waits for memory.
+    Sequences are preempted where passes are mixed and decoding has priority, as in vLLM; otherwise
+    the prompt waits for memory.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that is about to play a pass.
-    sequence : the sequence whose prompt is read.
-    length : what is to be cached of it. [tokens]
+    world : state of the simulation, changed in place. replica : the replica that composes a pass.
+    sequence : the sequence in prefill. length : number of tokens to be cached. [tokens]
 
     Returns
     -------
     bool
-        Whether it has the memory.
+        Whether memory was allocated.
     """
     limits, index, fits = world.limits, sequence.request, grow(world, replica, sequence, length)
     while not fits and limits.chunked and limits.decode_first and not limits.tiers:
@@ -559,13 +556,12 @@ def grow_prompt(world: World, replica: Replica, sequence: Sequence, length: floa
 
 @jit_function
 def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Add the next part of a prompt to the pass, unless what comes next is still being loaded.
+    """Add the next chunk of a prompt to the pass, unless it must wait for blocks being loaded.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that is about to play a pass.
-    sequence : the sequence whose prompt is read.
+    world : state of the simulation, changed in place. replica : the replica that composes a pass.
+    sequence : the sequence in prefill.
     """
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
         if sequence.ready > replica.clock:
@@ -593,13 +589,12 @@ def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @jit_function
 def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
-    """Add parts of prompts to the pass: of those that have begun, then of others.
+    """Add prompt chunks to the pass: of started prompts first, then of waiting ones.
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences.
-    world : state of the simulation, changed in place.
-    replica : the replica that is about to play a pass.
+    tables : times of passes and memory of sequences. world : state of the simulation, changed in
+    place. replica : the replica that composes a pass.
     """
     if replica.reading > 0:
         i = replica.first_reader
@@ -621,14 +616,12 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
 
 @jit_function
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
-    """Play one pass, or many decoding rounds at once if nothing interrupts them.
+    """Execute one pass, or many decoding rounds at once if nothing interrupts them.
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences.
-    world : state of the simulation, changed in place.
-    replica : the replica that plays.
-    until : time of the next event, which ends a row of rounds. [s]
+    tables : times of passes and memory of sequences. world : state of the simulation, changed in
+    place. replica : the replica. until : time of the next event, at which rounds stop. [s]
     """
     limits, swapped = world.limits, replica.swapped
     replica.budget = limits.max_tokens
@@ -733,18 +726,17 @@ ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 @jit_function
 def choose_replica(world: World, request: Request, route: int) -> int:
-    """Return the replica that a request goes to.
+    """Route a request to a replica.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    request : the request that arrives.
-    route : index into ``ROUTES``.
+    world : state of the simulation, changed in place. request : the arriving request. route : index
+    into ``ROUTES``.
 
     Returns
     -------
     int
-        Index of the replica; of equals, the one with the fewest unfinished requests.
+        Index of the replica; ties go to the one with the fewest unfinished requests.
     """
     chosen, least, least_load = 0, 0, 0
     for index in range(world.replicas.size):
@@ -766,13 +758,12 @@ def choose_replica(world: World, request: Request, route: int) -> int:
 
 @jit_function
 def receive(world: World, route: int, index: int) -> None:
-    """Queue a request at its replica, or at the one that suits it best.
+    """Route an arriving request and add it to the queue of its replica.
 
     Parameters
     ----------
-    world : state of the simulation, changed in place.
-    route : index into ``ROUTES``.
-    index : row of the request.
+    world : state of the simulation, changed in place. route : index into ``ROUTES``. index : index
+    of the request.
     """
     request = world.requests[index]
     if request.replica == NO_INDEX:
