@@ -63,7 +63,7 @@ class Point:
 class Op:
     """A kernel, a copy or a piece of host work.
 
-    An op without work (no FLOPs, bytes, rows or fixed time) is not launched and takes no time.
+    An op without work (FLOPs, bytes, rows, fixed or host time) is not launched and takes no time.
 
     ``after`` names the ops it waits for besides its own stream's order: ``"qkv"`` in the same
     layer, ``"attn@-2"`` two layers earlier, ``"topk@step-1"`` the same layer one step earlier.
@@ -82,6 +82,7 @@ class Op:
     dtype: str = "fp16"  # number format of the arithmetic
     launches: Number = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
+    host: Number = 0.0  # host time to issue it, besides that of its launches and class [s]
     chain: Number = 0.0  # its longest part that nothing divides, however idle the GPU is [s]
     times: Number = 1.0  # how often it is run: passes over parts of a prompt
     after: tuple[str, ...] = ()

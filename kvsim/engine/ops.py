@@ -383,8 +383,10 @@ def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
     list of Op
         One op, or none if the stack has no such time.
     """
-    fixed = deployment.stack.offload.layer * (np.asarray(share) > 0)
-    return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offload.layer else []
+    times, away = deployment.stack.offload, np.asarray(share) > 0
+    if not times.layer and not times.host:
+        return []
+    return [Op("runtime", fixed=times.layer * away, host=times.host * away, launches=0.0)]
 
 
 def copy(

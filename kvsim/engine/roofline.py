@@ -220,8 +220,9 @@ def host_seconds(op: Op, deployment: Deployment) -> Number:
     Number
         Its launches, and the code around them. [s]
     """
-    around = op.issued * deployment.stack.kernel(op.kernel).host
-    return op.times * (op.launches * deployment.stack.time.launch + around)
+    kernel = deployment.stack.kernel(op.kernel)
+    each = deployment.stack.time.launch + kernel.launch
+    return op.times * (op.host + op.launches * each + op.issued * kernel.host)
 
 
 def seconds(op: Op, deployment: Deployment) -> Number:
@@ -270,7 +271,7 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
         total = np.maximum(total, op.times * op.chain)
     total = total + overhead_seconds(op, deployment)
     some: list[NDArray[np.bool]] = []  # work that may be nothing at some points
-    for work in (op.flops, op.rows, op.fixed, *op.bytes.values()):
+    for work in (op.flops, op.rows, op.fixed, op.host, *op.bytes.values()):
         if isinstance(work, np.ndarray):
             if all_nonzero(work):
                 return total
@@ -280,6 +281,39 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
     if not some:
         return 0.0
     return np.where(np.logical_or.reduce(np.broadcast_arrays(*some)), total, 0.0)
+
+
+def power_limit_seconds(step: Step, deployment: Deployment) -> Number:
+    """Compute how much longer a pass takes as the power limit lowers the clock of a busy GPU.
+
+    A GPU that was idle computes at its full rates for some tens of milliseconds. Ops that wait for
+    memory leave power to spare, so only those count that arithmetic bounds.
+
+    Parameters
+    ----------
+    step
+        The forward pass, which begins on an idle machine.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Zero for machines of which no limit is known. [s]
+    """
+    hardware = deployment.hardware
+    if hardware.sustained >= 1.0:
+        return 0.0
+    computing: Number = 0.0
+    for op, times in all_ops(step):
+        if op.stream == "gpu":
+            needs = resource_seconds(op, deployment)
+            compute = needs.pop("compute", 0.0)
+            longest: Number = 0.0
+            for need in needs.values():
+                longest = np.maximum(longest, need)
+            computing = computing + times * np.where(compute >= longest, compute, 0.0)
+    return np.maximum(0.0, computing - hardware.boost) * (1.0 / hardware.sustained - 1.0)
 
 
 def all_nonzero(values: Number | NDArray[np.bool] | bool) -> bool:

@@ -25,6 +25,7 @@ from kvsim.engine.roofline import (
     all_ops,
     channel_seconds,
     host_seconds,
+    power_limit_seconds,
     seconds,
 )
 from kvsim.frozen import frozen
@@ -418,11 +419,12 @@ class PreparedStep:
 
     def _time(self, op: Op) -> Timed:
         duration = self._duration(op, self.d)
+        work = duration + op.host
         active: NDArray[np.bool] | bool
-        if isinstance(duration, np.ndarray):
-            active = all_nonzero(duration) or (bool(np.any(duration)) and duration > 0)
+        if isinstance(work, np.ndarray):
+            active = all_nonzero(work) or (bool(np.any(work)) and work > 0)
         else:
-            active = bool(duration > 0)
+            active = bool(work > 0)
         host = host_seconds(op, self.d)
         return Timed(op, duration, active, tuple(map(parse_wait, op.after)), host, host)
 
@@ -686,11 +688,12 @@ def makespan(step: Step, deployment: Deployment) -> Number:
     Number
         Duration. [s]
     """
+    slowed = power_limit_seconds(step, deployment)
     alone = _sequential_seconds(step, deployment, seconds)
     if alone is not None:
-        return alone
+        return alone + slowed
     state, _ = Timeline(step, deployment).play(1)
-    return latest_end(state.streams.values())
+    return latest_end(state.streams.values()) + slowed
 
 
 def steady_seconds(

@@ -480,7 +480,9 @@ class Deployment:
         """The same deployment with passes replayed as CUDA graphs: one launch from the host."""
         stack, once = self.stack, self.stack.time.launch
         time = replace(stack.time, launch=0.0, step=once)
-        kernels = {name: replace(kernel, host=0.0) for name, kernel in stack.kernels.items()}
+        kernels = {
+            name: replace(kernel, host=0.0, launch=0.0) for name, kernel in stack.kernels.items()
+        }
         if "attention-masked" in kernels:  # shapes stay, so that a mask says which tokens are there
             kernels["attention"] = kernels["attention-masked"]
         return replace(self, stack=replace(stack, time=time, kernels=kernels))

@@ -227,6 +227,8 @@ class OffloadRuntime:
     ----------
     layer
         Additional fixed time per layer whose cache is in host memory. [s]
+    host
+        Host time per such layer to issue its copies. [s]
     overlap
         Share of a copy of the cache that runs beside compute, from 0 to 1.
     across_steps
@@ -256,6 +258,7 @@ class OffloadRuntime:
     """
 
     layer: float = 0.0
+    host: float = 0.0
     overlap: float = 1.0
     across_steps: bool = True
     blocking_store: bool = False
@@ -561,6 +564,11 @@ class Hardware:
         Number of GPUs that ``link`` joins; beyond these, data crosses the network.
     disk_memory
         Capacity of a drive of the host; 0 for no drive. [B]
+    sustained
+        Share of the rates of arithmetic that is left under the power limit, which lowers the clock
+        of a GPU that computes for longer than ``boost``.
+    boost
+        Time for which a GPU that was idle computes at its full rates. [s]
     """
 
     name: str
@@ -582,6 +590,8 @@ class Hardware:
     units: float = 0.0
     linked: int = NODE
     disk_memory: float = 0.0
+    sustained: float = 1.0
+    boost: float = 0.0
 
 
 @frozen
@@ -596,6 +606,9 @@ class Kernel:
         Share of the arithmetic peak that it reaches.
     floor
         Least time, however small the work. [s]
+    launch
+        Host time per kernel of an op, besides the launch itself; host code that runs kernel by
+        kernel. [s]
     half_size
         Rows of a product (attention: new tokens) at which it reaches half of the peak.
     tile
@@ -657,6 +670,7 @@ class Kernel:
     unpacking: float = 0.0
     split: float = 0.0
     host: float = 0.0
+    launch: float = 0.0
     walk: float = 0.0
     blocks: float = 0.0
 
@@ -776,7 +790,7 @@ class Stack:
     @property
     def eager(self) -> bool:
         """Whether the host launches op by op and waits for a pass's tokens before the next pass."""
-        return any(kernel.host > 0 for kernel in self.kernels.values())
+        return any(kernel.host > 0 or kernel.launch > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:
         """Return the efficiency of a kernel class.

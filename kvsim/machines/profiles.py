@@ -395,6 +395,8 @@ def _hardware(file: Traversable) -> Hardware:
         price=numbers.get("price.usd_per_hour"),
         power=numbers.get("power.rated_W"),
         units=numbers.get("compute.sm", 0.0),
+        sustained=numbers.get("compute.sustained", 1.0),
+        boost=numbers.get("compute.boost_s", 0.0),
         linked=int(numbers.get("link.gpus", NODE)),
         basis=profile.texts["basis"],
         sources=profile.sources,

@@ -377,6 +377,8 @@ HARDWARE_FILE = Schema(
     | dict(zip(DRIVE, (BYTE_SIZE, RATE, RATE), strict=True))
     | {
         "compute.half_accumulation_gain": AT_LEAST_ONE,
+        "compute.sustained": EFFICIENCY,
+        "compute.boost_s": NON_NEGATIVE,
         "link.gpus": COUNT,
         "price.usd_per_hour": POSITIVE,
         "power.rated_W": POSITIVE,
@@ -456,6 +458,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "selection.index_bytes": POSITIVE,
     "selection.id_list_s": NON_NEGATIVE,
     "offload.layer_s": NON_NEGATIVE,
+    "offload.host_s": NON_NEGATIVE,
     "offload.overlap": SHARE_NUMBER,
     "offload.stream_tokens": NON_NEGATIVE,
     "offload.pageable_Bps": NON_NEGATIVE,
@@ -555,6 +558,7 @@ KERNEL_NUMBERS = {
     "compute": ("compute", EFFICIENCY),
     "floor_s": ("floor", NON_NEGATIVE),
     "host_s": ("host", NON_NEGATIVE),
+    "launch_s": ("launch", NON_NEGATIVE),
     "half_size": ("half_size", NON_NEGATIVE),
     "tile_rows": ("tile", NON_NEGATIVE),
     "tile_columns": ("tile_columns", NON_NEGATIVE),

@@ -90,6 +90,7 @@ class _Fitter(Solver):
             self._link(link)
         self._rows()
         self._overlap()
+        self._power_limit()
         return Calibration(self.hardware, self.stack, self.rates)
 
     # stages
@@ -162,19 +163,23 @@ class _Fitter(Solver):
             self.adopt()
 
     def _issuing(self) -> None:
-        """What the host takes to issue an op of each class, besides launching its kernels."""
+        """What the host takes around each kernel of a class, besides launching it.
+
+        Ops of one class differ in their kernels, and the host's time with them: to pack a cache is
+        50 kernels for a prompt, and 17 for a token.
+        """
         launch = self.stack.get("time.launch_s")
         by_class: dict[str, list[float]] = {}
         for s in self.select(RUNS_BENCHMARK) if launch else ():
             if s.host_s and s.op.stream == "gpu" and s.case.get("op") not in (SAMPLING, REST):
-                each = s.host_s - float(s.op.launches) * (launch.value if launch else 0.0)
-                by_class.setdefault(s.op.kernel, []).append(each / min(1.0, float(s.op.launches)))
+                each = s.host_s / float(s.op.launches) - (launch.value if launch else 0.0)
+                by_class.setdefault(s.op.kernel, []).append(each)
         for kernel, times in by_class.items():
             value = max(0.0, float(np.median(times)))
             off = float(np.median(np.abs(np.array(times) - value))) / max(value, 1e-12)
             error = 1.2533 * 1.4826 * off / len(times) ** 0.5 if value else np.inf
             known = Known(value, error, off, len(times), RUNS_BENCHMARK)
-            self.stack[f"kernel.{kernel}.host_s"] = known
+            self.stack[f"kernel.{kernel}.launch_s"] = known
         self.adopt()
 
     def _steps(self) -> None:
@@ -193,8 +198,6 @@ class _Fitter(Solver):
         more = max(0.0, float(np.median(chosen)))
         layer, keys = fit["layer"][0], {"step": "time.step_s", "layer": "time.layer_s"}
         if any(s.host_s for s in resident):  # the host's, which a GPU that has work does not see
-            before = self.stack.get("kernel.pointwise.host_s")
-            layer += before.value if before else 0.0
             keys["layer"] = "kernel.pointwise.host_s"
             spread = float(np.std(chosen)) / len(chosen) ** 0.5
             self.stack["time.sampling_s"] = Known(
@@ -205,18 +208,18 @@ class _Fitter(Solver):
         for name, value in (("step", step), ("layer", layer)):
             error = fit[name][1] / value if value else np.inf
             self.stack[keys[name]] = Known(value, error, off, len(resident), RUNS_BENCHMARK)
-        away = [
-            (_rest(s) - fit["step"][0]) / float(str(s.case["layers"]))
-            for s in rests
-            if _only_copies(s)
-        ]
-        if away:
-            value = max(0.0, float(np.median(away)) - fit["layer"][0])
-            scatter = float(np.median(np.abs(np.array(away) - np.median(away))))
+        copied = [s for s in rests if _only_copies(s)]
+        if copied:
+            depths = np.array([float(str(s.case["layers"])) for s in copied])
+            away = (np.array([_rest(s) for s in copied]) - fit["step"][0]) / depths
+            mean = float(np.average(away, weights=depths))
+            value = max(0.0, mean - fit["layer"][0])
+            scatter = float(np.median(np.abs(away - mean)))
             error = scatter / value / len(away) ** 0.5 if value else np.inf
             scatter /= max(fit["layer"][0] + value, 1e-12)
             known = Known(value, error, scatter, len(away), RUNS_BENCHMARK)
-            self.stack["offload.layer_s"] = known
+            on_host = keys["layer"] == "kernel.pointwise.host_s"
+            self.stack["offload.host_s" if on_host else "offload.layer_s"] = known
         self.adopt()
 
     def _host(self) -> None:
@@ -281,6 +284,27 @@ class _Fitter(Solver):
         self.stack["offload.overlap"] = Known(value, relative, off, len(shares), "contention")
         self.adopt()
 
+    def _power_limit(self) -> None:
+        """The share of a GPU's rates that its power limit leaves, and after how long.
+
+        Products back to back take ``t`` each until ``boost``, then ``t / sustained``.
+        """
+        runs = sorted(self.select("sustained"), key=lambda s: float(s.op.launches))
+        if len(runs) < 3:
+            return
+        first, *_, middle, last = runs
+        t = first.seconds / float(first.op.launches)
+        extra = [s.seconds - float(s.op.launches) * t for s in (middle, last)]
+        added = t * float(last.op.launches - middle.op.launches)
+        slower = max(0.0, (extra[1] - extra[0]) / added)
+        full = float(middle.op.launches) * t
+        boost = full - extra[0] / slower if slower else full
+        error = hypot(*(s.error for s in (first, middle, last)))
+        known = Known(1.0 / (1.0 + slower), error, error, len(runs), "sustained")
+        self.hardware["compute.sustained"] = known
+        boost = float(np.clip(boost, first.seconds, full))
+        self.hardware["compute.boost_s"] = replace(known, value=boost)
+
 
 def _missing(benchmark: str) -> InputError:
     return InputError(
@@ -301,10 +325,14 @@ def _kernel_by_kernel(s: Sample) -> Sample:
 def _only_copies(s: Sample) -> bool:
     """Whether a cache that is copied explains what a pass takes besides ops.
 
-    Where some of it is recomputed, the host does a part of the moving within that op.
+    Where some of it is recomputed, the host does a part of the moving within that op. Where
+    weights are copied too, it also waits for them.
     """
     places = [parts.placement for parts in technique_of(str(s.case["technique"])).parts]
-    return any(np.any(np.asarray(p.v_host) > 0) and not p.recomputes for p in places)
+    return any(
+        np.any(np.asarray(p.v_host) > 0) and not p.recomputes and not p.streams_weights
+        for p in places
+    )
 
 
 def _rest(s: Sample) -> float:

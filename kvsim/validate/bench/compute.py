@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -37,6 +38,34 @@ def product_works(place: Bench) -> Iterator[Work]:
                 work = product(place, dtype, rows, inputs, outputs)
                 if work.op.flops <= place.most_flops:
                     yield work
+
+
+PRODUCTS_IN_A_ROW = (2, 24, 96)  # 5, 60 and 240 ms of an H100
+
+
+def sustained_works(place: Bench) -> Iterator[Work]:
+    """Yield benchmarks of large products back to back, after a rest.
+
+    A GPU that was idle computes for some tens of milliseconds at its full clock, until its power
+    limit lowers it. A CPU has none of these benchmarks.
+    """
+    one = product(place, "fp16", PRODUCT_ROWS[-1], *LARGE_SHAPE)
+    if place.on_cpu or one.op.flops > place.most_flops:
+        return
+    for count in PRODUCTS_IN_A_ROW:
+        moved = {channel: count * n for channel, n in one.op.bytes.items()}
+        op = replace(one.op, flops=count * one.op.flops, bytes=moved, launches=float(count))
+        case = {**one.case, "products": count}
+        call = partial(_repeat, count)
+        yield replace(one, case=case, op=op, call=call, clock="rested", alone=True)
+
+
+def _repeat(count: int, tensor: Tensor, w: Tensor) -> Call:
+    def work() -> None:
+        for _ in range(count):
+            F.linear(tensor, w)
+
+    return work
 
 
 def formats(place: Bench) -> list[str]:

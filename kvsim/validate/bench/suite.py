@@ -28,7 +28,12 @@ from kvsim.validate.bench.attention import (
     packing_works,
     topk_works,
 )
-from kvsim.validate.bench.compute import launch_works, pointwise_works, product_works
+from kvsim.validate.bench.compute import (
+    launch_works,
+    pointwise_works,
+    product_works,
+    sustained_works,
+)
 from kvsim.validate.bench.device import Since, running
 from kvsim.validate.bench.traffic import (
     attends,
@@ -155,8 +160,8 @@ class TechniqueRun:
 def list_runs(place: Bench) -> list[TechniqueRun]:
     """List every technique at a few points, point by point.
 
-    Required are plain attention at two depths, as the time of steps and layers rests on it, and the
-    first technique with ops of each kernel class, whose floor rests on it.
+    Required are plain attention and offloading at two depths, as the time of steps and layers rests
+    on them, and the first technique with ops of each kernel class, whose floor rests on it.
     """
     models = (SUITE_CPU_MODELS if place.on_cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
     prompts = (PROMPTS if place.on_cpu else GPU_PROMPTS)[: place.pick(1, 2)]
@@ -173,7 +178,9 @@ def list_runs(place: Bench) -> list[TechniqueRun]:
                 run = TechniqueRun(t, model, layers, prompt, rank, place)
                 first = bool(run.kinds - known)
                 known |= run.kinds
-                found.append(replace(run, required=first or (deep and t.name == "full")))
+                found.append(
+                    replace(run, required=first or (deep and t.name in ("full", "offload")))
+                )
     return found
 
 
@@ -309,6 +316,7 @@ LEAST_REQUIRED: Mapping[str, int] = {
     "memory": 2,
     "host": 2,
     "gemm": 5,
+    "sustained": 3,
     "host_gemm": 3,
     "h2d": 3,
     "d2h": 3,
@@ -509,6 +517,7 @@ SUITE: dict[str, Benchmark] = {
     "launch": launch_works,
     "memory": memory_works,
     "gemm": product_works,
+    "sustained": sustained_works,
     "attention": attention_works,
     "lowbit": packed_attention_works,
     "pointwise": pointwise_works,

@@ -158,8 +158,9 @@ class Work:
     call
         Makes a call from the inputs, after what ``around`` yields.
     clock
-        What is timed: "device", "host" (the host's part of a device's work), "lane" (a copy
-        stream), "beside" (several streams at once) or "cpu" (work of the host).
+        What is timed: "device", "rested" (the same after a rest), "host" (the host's part of a
+        device's work), "lane" (a copy stream), "beside" (several streams at once) or "cpu" (work of
+        the host).
     alone
         Whether one set of inputs serves all calls.
     around
@@ -208,6 +209,7 @@ Benchmark = Callable[[Bench], Iterator[Work]]
 MIN_TIMED_SECONDS = 2e-4  # shortest stretch between two looks at a clock [s]
 FEWEST, MOST = 5, 41  # runs of a work
 SLEEP = 1e-3  # the GPU waits this long at least, so that the host can queue work ahead of it [s]
+REST = 0.05  # of a GPU, after which its power limit leaves it its full clock again [s]
 MOST_SLEEP = 0.1  # and no longer, as a first call may have compiled kernels [s]
 
 
@@ -307,7 +309,13 @@ def timers(device: torch.device) -> dict[str, Timer]:
         on_device = cuda_timer(device)
         host = host_timer(synchronise=lambda: torch.cuda.synchronize(device))
         lanes = dict.fromkeys(("lane", "beside"), on_device)
-        return {"device": on_device, "host": host, "cpu": host_timer(), **lanes}
+
+        def rested(calls: Sequence[Call]) -> float:
+            torch.cuda.synchronize(device)
+            time_of.sleep(REST)
+            return on_device(calls)
+
+        return {"device": on_device, "host": host, "cpu": host_timer(), "rested": rested, **lanes}
     computing, wall = host_timer(computing_clock()), host_timer()
     alone = torch.get_num_threads() == 1 and hasattr(time_of, "pthread_getcpuclockid")
     lane, beside = (host_timer(time_of.process_time), threads_timer()) if alone else (wall, wall)

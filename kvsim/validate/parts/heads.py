@@ -155,7 +155,7 @@ class DraftHeads(SpeculativeDrafter):
         self.run.counter.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
-            self._pass(generation.padded()[:, 1:], self._fused(known), [0] * self.run.batch)
+            self._pass(generation.padded[:, 1:], self._fused(known), [0] * self.run.batch)
         ends = [n - 1 for n in self.run.lengths]
         device = generation.last.device
         place = torch.arange(self.run.batch, device=device), torch.tensor(ends, device=device)

@@ -124,6 +124,7 @@ class RunningGeneration(Protocol):
             Logits that they were chosen by, if they are to be kept.
         """
 
+    @property
     def padded(self) -> Tensor:
         """Return all prompts, (batch, longest prompt), padded with zeros."""
 

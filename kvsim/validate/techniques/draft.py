@@ -49,7 +49,7 @@ class Draft(SpeculativeDrafter):
     def after_prompt(self, generation: RunningGeneration) -> None:
         """The draft model reads the prompt too, whose logits are not needed."""
         self.run.counter.begin("prefill")
-        hidden = self._pass(generation.padded(), [0] * generation.batch)
+        hidden = self._pass(generation.padded, [0] * generation.batch)
         rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
         self.layers.decoder.head(hidden[rows, last])
 

@@ -80,7 +80,7 @@ class Kvzip(CutCache):
         decoder = replace(
             self.run.decoder, counter=_Repeating(self.counter), length=self.prompt + chunk
         )
-        tokens = generation.padded()[rows]
+        tokens = generation.padded[rows]
         for first in range(0, self.prompt, chunk):
             part = tokens[:, first : first + chunk]
             new = torch.arange(part.shape[1], device=self.device)
