@@ -316,3 +316,19 @@ def test_streams_share_a_channel() -> None:
     step = Step((Group(((load, kernel),), 4),), ())
     assert makespan(step, toy()) == close(20.0)
     assert steady_seconds(step, toy()) == close(20.0)
+
+
+def test_the_power_limit_slows_passes_that_compute_for_long() -> None:
+    d = Deployment(load_model("llama2-7b"), load_hardware("h100"), load_stack("ideal"))
+    limited = replace(d, hardware=replace(d.hardware, sustained=0.8, boost=0.03))
+    product = Op("product", kernel="gemm", flops=1e-2 * d.flops("fp16"))  # 10 ms
+    read = Op("read", bytes={"hbm": 1e-2 * d.bandwidth["hbm"]})
+
+    def slower(*ops: Op, layers: int) -> float:
+        step = Step((Group((ops,), layers),), ())
+        return float(makespan(step, limited) - makespan(step, d))
+
+    assert slower(product, layers=3) == pytest.approx(0.0, abs=1e-12)
+    assert slower(product, layers=11) == pytest.approx(0.08 * 0.25)
+    assert slower(product, read, layers=11) == pytest.approx(0.08 * 0.25)
+    assert slower(read, layers=11) == 0.0

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvsim.engine.roofline import all_ops, seconds  # noqa: E402
-from kvsim.evidence.machine.fit import fit_samples  # noqa: E402
+from kvsim.evidence.machine.fit import Calibration, fit_samples  # noqa: E402
 from kvsim.evidence.machine.samples import Sample  # noqa: E402
 from kvsim.evidence.machine.solve import (  # noqa: E402
     REST,
@@ -34,6 +34,8 @@ AROUND = {
     "quantise": 1.2e-4,
 }  # fmt: skip
 """What Python takes around the kernels of an op. [s]"""
+SUSTAINED, BOOST = 0.88, 0.03
+"""What the power limit leaves of the rates, and after how long. [s]"""
 LAYER, STEP = 4e-5, 3e-4
 """What it takes between ops, per layer and per round. [s]"""
 MEASURED = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
@@ -112,8 +114,8 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def calibrated() -> Deployment:
-    """The machine as its calibration knows it."""
+def found() -> Calibration:
+    """What a calibration of the machine finds."""
     formats = compute.formats
     compute.formats = lambda place: ["fp16", "bf16", "fp32"]
     try:
@@ -128,11 +130,27 @@ def calibrated() -> Deployment:
         for model, layers in MEASURED:
             for prompt in (1536, 6144):
                 shown += runs(text, model, layers, 4, prompt)
-    found = fit_samples(shown)
+    shown = [s for s in shown if s.benchmark != "sustained"]
+    for count in (2.0, 24.0, 96.0):
+        op = Op("product", kernel="gemm", flops=1.9e12 * count, launches=count)
+        whole = 2.5e-3 * count
+        took = whole + max(0.0, whole - BOOST) * (1 / SUSTAINED - 1)
+        shown.append(Sample("sustained", {"products": count}, op, (took,) * 3))
+    return fit_samples(shown)
+
+
+@pytest.fixture(scope="module")
+def calibrated(found: Calibration) -> Deployment:
+    """The machine as its calibration knows it."""
     d = truth("gpu")
     hardware = with_rates(d.hardware, {k: found.hardware[k].value for k in RATES["gpu"]})
     numbers = {key: known.value for key, known in found.stack.items()}
     return replace(d, hardware=hardware, stack=with_numbers(d.stack, numbers))
+
+
+def test_the_power_limit_is_found(found: Calibration) -> None:
+    assert found.hardware["compute.sustained"].value == pytest.approx(SUSTAINED)
+    assert found.hardware["compute.boost_s"].value == pytest.approx(BOOST)
 
 
 @pytest.mark.parametrize("text", ["full", "kivi"])
