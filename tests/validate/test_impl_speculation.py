@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare
@@ -217,7 +218,7 @@ def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:
     ],
 )
 def test_drafts_are_what_followed_before(text: list[int], drafts: list[int]) -> None:
-    assert continued(text, 2) == drafts
+    assert continued(np.array(text), 2) == drafts
 
 
 def test_a_text_that_repeats_itself_is_drafted_from_itself() -> None:
@@ -227,7 +228,7 @@ def test_a_text_that_repeats_itself_is_drafted_from_itself() -> None:
     full = Generation(decoder("llama"), parse("full"), prompts(20), 80).complete().tolist()[0]
     drafted, own, done = [], [*prompts(20)[0]], 1
     for (given,) in run.yielded:
-        drafted.append(continued([*own, *full[:done]], 3))
+        drafted.append(continued(np.array([*own, *full[:done]]), 3))
         kept = next((i for i in range(3) if [*full[done:], *[-1] * 3][i] != drafted[-1][i]), 3)
         assert given == kept + 1 or done + given >= 80
         done += given

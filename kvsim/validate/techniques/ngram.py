@@ -1,8 +1,9 @@
 """Drafts looked up in the text so far."""
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsim.validate.parts.drafting import SpeculativeDrafter
@@ -24,18 +25,19 @@ class Ngram(SpeculativeDrafter):
         """Search on the host."""
         written = generation.tokens.tolist()
         texts = [
-            [*map(int, prompt), *own[:done]]
+            np.array([*prompt, *own[:done]], np.int64)
             for prompt, own, done in zip(generation.prompts, written, generation.done, strict=True)
         ]
         drafts = torch.tensor([continued(text, count) for text in texts])
         return list(drafts.to(generation.last.device).unbind(1)) if count else []
 
 
-def continued(text: Sequence[int], count: int) -> list[int]:
-    """So many tokens that may follow a text."""
+def continued(text: NDArray[np.int64], count: int) -> list[int]:
+    """Return so many tokens that may follow a text."""
     for many in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
-        for start in range(len(text) - many - 1, -1, -1):
-            if text[start : start + many] == text[-many:]:
-                after = text[start + many : start + many + count]
-                return [*after, *[text[-1]] * (count - len(after))]
-    return [text[-1]] * count
+        alike = (sliding_window_view(text[:-1], many) == text[-many:]).all(1)
+        if alike.any():
+            start = len(alike) - 1 - int(alike[::-1].argmax())
+            after = text[start + many : start + many + count].tolist()
+            return [*after, *[int(text[-1])] * (count - len(after))]
+    return [int(text[-1])] * count
