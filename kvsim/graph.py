@@ -91,7 +91,7 @@ class Op:
 
     @property
     def issued(self) -> Number:
-        """Share of the steps in which it is issued at all."""
+        """Share of the steps in which the op is launched at all."""
         if isinstance(self.launches, np.ndarray):
             return np.minimum(1.0, self.launches)
         return min(1.0, self.launches)

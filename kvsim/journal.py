@@ -1,4 +1,4 @@
-"""What long measurements have finished: on disk after every piece, so that they can be resumed."""
+"""Journals of long measurements, written after each unit of work, so that they can resume."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,25 +27,25 @@ NO_ROW = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Input
 
 @dataclass
 class Journal(Generic[T]):
-    """A file with one JSON object per line: what is measured, then the rows of piece after piece.
+    """A JSON-lines file that records finished units of work.
 
-    A line that names a piece closes its rows. What follows the last such line was being written
-    when a run ended, and is cut off.
+    The first line describes the measurement. Each unit has a line per item, and a last line with
+    its name; items after the last such line belong to an interrupted unit and are discarded.
 
     Parameters
     ----------
     path
         The file.
     about
-        What is measured, the object of the first line.
+        Description of the measurement, written to the first line.
     write, parse
-        An item to its row, and back.
+        Convert an item to a JSON object, and back.
     replaces
-        Whether a file about something else is begun anew; otherwise it is refused.
+        Whether a file with another description is replaced; otherwise it is an error.
     done
-        Items of every finished piece, by name.
+        Items of each finished unit, by name.
     conditions
-        What each piece was measured under, where that is known.
+        Conditions under which each unit was measured, if known.
     """
 
     path: Path
@@ -58,12 +58,12 @@ class Journal(Generic[T]):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Resume, and keep other runs away from the file while the block runs.
+        """Resume from the file, and lock it while the block runs.
 
         Raises
         ------
         InputError
-            As ``resume``; or if another run has the file.
+            As :meth:`resume`, or if another process holds the lock.
         """
         self._begin()
         with locked(self.path):
@@ -71,12 +71,12 @@ class Journal(Generic[T]):
             yield
 
     def resume(self) -> Self:
-        """Take over what the file holds, and begin it where there is none.
+        """Read the finished units from the file, or create it.
 
         Raises
         ------
         InputError
-            If the place cannot be read or written, or holds something else.
+            If the file cannot be read or written, or describes another measurement.
         """
         self._begin()
         first = json.dumps(self.about) + "\n"
@@ -122,7 +122,7 @@ class Journal(Generic[T]):
 
     @property
     def items(self) -> list[T]:
-        """The items of all finished pieces, in their order."""
+        """The items of all finished units, in order."""
         return [item for items in self.done.values() for item in items]
 
     def remove(self) -> None:

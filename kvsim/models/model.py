@@ -131,64 +131,76 @@ __all__ = ["Indexer", "LayerShape", "Model", "Recurrence"]
 class Model:
     """A decoder-only transformer.
 
-    ``layout`` lists the layers in order as repeated blocks: Gemma-2 is
-    ``(((local, global), 13),)``, DeepSeek-V3 ``(((dense,), 3), ((routed,), 58))``.
+    ``layout`` lists the layers in order as repeated blocks: Gemma-2 is ``(((local, global),
+    13),)``, DeepSeek-V3 ``(((dense,), 3), ((routed,), 58))``.
 
     Attributes
     ----------
     family
-        Hugging Face model_type.
+        The ``model_type`` of Hugging Face.
+    hidden, heads, kv_heads
+        Width of the hidden state; numbers of query heads and of key-value heads.
     head_dim
-        Of queries and keys; with MLA the sum of nope_dim and rope_dim.
+        Width of queries and keys per head; with MLA the sum of ``nope_dim`` and ``rope_dim``.
     ffn
-        Width of a dense MLP.
+        Inner width of a dense MLP.
     vocab
         Rows of the embedding.
     max_context
-        Positions the model was trained or extended for. [tokens]
+        Largest number of positions. [tokens]
+    layout
+        Blocks of layers, each with its number of repetitions.
     gated
-        Three MLP matrices (SwiGLU, GeGLU) instead of two.
+        Whether an MLP has three matrices (SwiGLU, GeGLU) instead of two.
     tied
-        The LM head shares the embedding.
+        Whether the LM head shares the weights of the embedding.
     released
-        Format of the published checkpoint's weights, as --weights names it mixture of experts.
+        Weight format of the published checkpoint, as in ``--weights``.
+    experts, experts_active, expert_ffn, shared_experts
+        Routed experts per layer and per token, their inner width, and the number of shared experts;
+        0 for dense models.
     expert_biases
-        Biases in experts and router multi-head latent attention; kv_rank 0 means it is not used.
+        Whether experts and router have biases.
     q_rank
-        0: queries are not compressed.
+        Width of compressed queries (MLA); 0 if queries are not compressed.
+    kv_rank
+        Width of the latent vector that is cached (MLA); 0 without MLA.
+    nope_dim, rope_dim, value_dim
+        Widths per head without and with rotary encoding, and of values (MLA).
     recurrence
-        Of the layers that have a state instead of a cache.
+        Shape of the layers that have a recurrent state instead of a cache.
     indexer
-        Of models whose queries read chosen tokens alone.
+        Shape of the indexer that selects tokens to attend to, if there is one.
     gated_attention
-        A gate as wide as the queries on attention's output.
+        Whether the output of attention is gated.
     side
-        Outputs of further small products of every layer with the hidden state.
+        Outputs of additional small products in every layer.
     once
-        Outputs of further products of a pass, outside the layers.
+        Outputs of additional products per pass, outside the layers.
     tables
-        Numbers of further tables, of which a token looks up one row per layer small parameters:
-        they matter for exact counts only.
+        Entries of additional tables, of which each token reads one row per layer.
+    qkv_bias, out_bias, mlp_bias, head_bias
+        Whether these products have biases.
     norms
-        Per layer.
+        Number of norms per layer.
     norm_bias
-        LayerNorm rather than RMSNorm.
-    wide_norms
-        Norms over the queries of all heads, and over their keys.
+        Whether norms have biases (LayerNorm rather than RMSNorm).
+    qk_norm, wide_norms
+        Whether queries and keys are normalised, per head or over all heads.
     sinks
-        One learned attention sink per head.
+        Whether each attention head has a learned sink.
     router_bias
-        One correction per expert, for the choice only (DeepSeek-V3).
+        Whether the router has a bias per expert that only affects the selection (DeepSeek-V3).
     shared_gate
-        A learned gate on the shared experts (Qwen-MoE).
+        Whether the shared experts have a learned gate (Qwen-MoE).
     embedding_norm
-        A norm between embedding and first layer (BLOOM).
+        Whether there is a norm between the embedding and the first layer (BLOOM).
     vectors
-        Further small parameters of every layer.
+        Number of other small parameters per layer.
     repository
-        At Hugging Face, for engines to load; empty if it is not known.
+        Hugging Face id; empty if unknown.
     notes
-        Assumptions made while reading the configuration.
+        Assumptions made in reading the configuration.
     """
 
     name: str

@@ -43,9 +43,10 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. ends : first request of the queue, and the
-    last of each class. index : index of the request. front : whether to add it at the front of its
-    class.
+    world : state of the simulation, changed in place.
+    ends : first request of the queue, and the last of each class.
+    index : index of the request.
+    front : whether to add it at the front of its class.
     """
     request = world.requests[index]
     before = NO_INDEX
@@ -71,8 +72,9 @@ def dequeue(world: World, ends: Ends, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. ends : first request of the queue, and the
-    last of each class. index : index of the request.
+    world : state of the simulation, changed in place.
+    ends : first request of the queue, and the last of each class.
+    index : index of the request.
     """
     request = world.requests[index]
     if request.back == NO_INDEX:
@@ -109,8 +111,9 @@ def queue(world: World, replica: Replica, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request. index :
-    index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    index : index of the request.
     """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, False)
@@ -123,8 +126,9 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request. index :
-    index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    index : index of the request.
     """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, True)
@@ -152,8 +156,9 @@ def queue_swapped(world: World, replica: Replica, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request. index :
-    index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    index : index of the request.
     """
     enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
@@ -165,8 +170,9 @@ def queue_handed_over(world: World, replica: Replica, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica that decodes it. index
-    : index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica that decodes it.
+    index : index of the request.
     """
     request = world.requests[index]
     request.status = SWAPPED
@@ -194,8 +200,9 @@ def get_class(world: World, replica: Replica, place: int) -> int:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the batch. place :
-    position in the batch, from 0.
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    place : position in the batch, from 0.
 
     Returns
     -------
@@ -211,8 +218,9 @@ def find_place(world: World, replica: Replica, index: int) -> int:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request. index :
-    index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    index : index of the request.
 
     Returns
     -------
@@ -285,7 +293,9 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
 
     Parameters
     ----------
-    replica : the replica of the request. sequence : its entry in the batch. request : the request.
+    replica : the replica of the request.
+    sequence : its entry in the batch.
+    request : the request.
     rounds : number of rounds until its answer is complete. [rounds]
     """
     sequence.todo = 0
@@ -304,7 +314,8 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
     sequence : its entry in the batch.
     """
     request = world.requests[sequence.request]
@@ -356,7 +367,8 @@ def complete(world: World, replica: Replica) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the batch.
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
     """
     stay, held = replica.first_sequence, replica.private + replica.pinned
     kept, newest = replica.cached, world.pools[POOLS * replica.index + GPU].newest
@@ -392,7 +404,9 @@ def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> Non
 
     Parameters
     ----------
-    replica : the replica of the request. sequence : its entry in the batch. request : the request.
+    replica : the replica of the request.
+    sequence : its entry in the batch.
+    request : the request.
     """
     request.left = sequence.finish - replica.rounds
     more = int(np.ceil(request.left * sequence.growth - LENGTH_ROUNDING))
@@ -409,7 +423,8 @@ def preempt(world: World, replica: Replica) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the batch.
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
     """
     limits = world.limits
     sequence = world.sequences[replica.first_sequence + replica.running - 1]
@@ -445,8 +460,9 @@ def swap_in(world: World, replica: Replica, index: int) -> bool:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request. index :
-    index of the request.
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    index : index of the request.
 
     Returns
     -------

@@ -34,7 +34,8 @@ def bucket(pool: Pool, block: int) -> int:
 
     Parameters
     ----------
-    pool : blocks in one memory of a replica. block : id of the block.
+    pool : blocks in one memory of a replica.
+    block : id of the block.
 
     Returns
     -------
@@ -125,8 +126,9 @@ def unlink(world: World, pool: Pool, at: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
-    : index of the entry.
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
     """
     entry = world.entries[at]
     if entry.older == NO_INDEX:
@@ -146,8 +148,9 @@ def append(world: World, pool: Pool, at: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
-    : index of the entry.
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
     """
     entry = world.entries[at]
     entry.older, entry.newer = pool.newest, NO_INDEX
@@ -236,8 +239,9 @@ def remove(world: World, pool: Pool, at: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. pool : blocks in one memory of a replica. at
-    : index of the entry.
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
     """
     unlink(world, pool, at)
     entry = world.entries[at]
@@ -262,7 +266,8 @@ def drop_oldest(world: World, pool: Pool) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. pool : blocks in one memory of a replica.
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
     """
     remove(world, pool, pool.oldest)
 
@@ -273,7 +278,8 @@ def available(world: World, replica: Replica) -> int:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica.
+    world : state of the simulation, changed in place.
+    replica : the replica.
 
     Returns
     -------
@@ -303,8 +309,9 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica. size : memory that is
-    needed. [B]
+    world : state of the simulation, changed in place.
+    replica : the replica.
+    size : memory that is needed. [B]
 
     Returns
     -------
@@ -328,8 +335,9 @@ def make_room(world: World, replica: Replica, size: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica. size : memory that is
-    needed. [B]
+    world : state of the simulation, changed in place.
+    replica : the replica.
+    size : memory that is needed. [B]
     """
     each = world.limits.part_bytes
     pool = world.pools[POOLS * replica.index + GPU]
@@ -350,8 +358,9 @@ def take(world: World, replica: Replica, size: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica. size : memory of each
-    GPU, which must be available. [B]
+    world : state of the simulation, changed in place.
+    replica : the replica.
+    size : memory of each GPU, which must be available. [B]
     """
     if replica.cached > 0:
         make_room(world, replica, size)
@@ -479,8 +488,10 @@ def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> No
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request.
-    sequence : its entry in the batch. tokens : its length. [tokens]
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    sequence : its entry in the batch.
+    tokens : its length. [tokens]
     """
     limits, request = world.limits, world.requests[sequence.request]
     each, pool = limits.parts, world.pools[POOLS * replica.index + GPU]
@@ -721,8 +732,10 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the request.
-    sequence : its entry in the batch. tokens : the new length. [tokens]
+    world : state of the simulation, changed in place.
+    replica : the replica of the request.
+    sequence : its entry in the batch.
+    tokens : the new length. [tokens]
 
     Returns
     -------
@@ -747,7 +760,8 @@ def promised(world: World, replica: Replica) -> int:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the batch.
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
     """
     total = 0
     for i in range(replica.running):

@@ -269,8 +269,8 @@ def faults(run: Run, whole: bool = True) -> list[str]:
 
     Parameters
     ----------
-    run : the simulated run. whole : whether it was simulated to the end, so that no request may be
-    unfinished.
+    run : the simulated run.
+    whole : whether it was simulated to the end, so that no request may be unfinished.
 
     Returns
     -------

@@ -146,7 +146,8 @@ def widen(world: World, replica: Replica) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica of the timeline.
+    world : state of the simulation, changed in place.
+    replica : the replica of the timeline.
     """
     first, half = replica.index * GAP_BINS, GAP_BINS // 2
     for i in range(half):
@@ -465,8 +466,9 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences. world : state of the simulation, changed in
-    place. replica : the replica that composes a pass.
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that composes a pass.
 
     Returns
     -------
@@ -533,8 +535,10 @@ def grow_prompt(world: World, replica: Replica, sequence: Sequence, length: floa
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica that composes a pass.
-    sequence : the sequence in prefill. length : number of tokens to be cached. [tokens]
+    world : state of the simulation, changed in place.
+    replica : the replica that composes a pass.
+    sequence : the sequence in prefill.
+    length : number of tokens to be cached. [tokens]
 
     Returns
     -------
@@ -560,7 +564,8 @@ def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. replica : the replica that composes a pass.
+    world : state of the simulation, changed in place.
+    replica : the replica that composes a pass.
     sequence : the sequence in prefill.
     """
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
@@ -593,8 +598,9 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences. world : state of the simulation, changed in
-    place. replica : the replica that composes a pass.
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that composes a pass.
     """
     if replica.reading > 0:
         i = replica.first_reader
@@ -620,8 +626,10 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
 
     Parameters
     ----------
-    tables : times of passes and memory of sequences. world : state of the simulation, changed in
-    place. replica : the replica. until : time of the next event, at which rounds stop. [s]
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica.
+    until : time of the next event, at which rounds stop. [s]
     """
     limits, swapped = world.limits, replica.swapped
     replica.budget = limits.max_tokens
@@ -730,8 +738,9 @@ def choose_replica(world: World, request: Request, route: int) -> int:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. request : the arriving request. route : index
-    into ``ROUTES``.
+    world : state of the simulation, changed in place.
+    request : the arriving request.
+    route : index into ``ROUTES``.
 
     Returns
     -------
@@ -762,8 +771,9 @@ def receive(world: World, route: int, index: int) -> None:
 
     Parameters
     ----------
-    world : state of the simulation, changed in place. route : index into ``ROUTES``. index : index
-    of the request.
+    world : state of the simulation, changed in place.
+    route : index into ``ROUTES``.
+    index : index of the request.
     """
     request = world.requests[index]
     if request.replica == NO_INDEX:

@@ -26,24 +26,24 @@ REFUSAL_REASONS = ("context", "cache")
 
 
 class Longest(NamedTuple):
-    """The longest request that a replica takes."""
+    """Length of the longest request that a replica accepts, by limiting reason."""
 
     context: int  # prompt and answer [tokens]
     cached: int  # that the memory of an idle replica holds [tokens]
 
 
 def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None) -> Longest:
-    """Find the longest request that a replica takes.
+    """Find the longest request that a replica accepts.
 
     Parameters
     ----------
-    costs : the replica's technique, deployment and rules.
-    memory : of each GPU and of the host, if not all that the replica has for caches. [B]
+    costs : cost model of the replica.
+    memory : GPU and host memory for caches, if not all that the replica has. [B]
 
     Returns
     -------
     Longest
-        By each reason.
+        The limit by each reason. [tokens]
     """
     room, rules = costs.room, costs.rules
     gpu, host = memory or (room.capacity, costs.host_capacity)
@@ -53,17 +53,18 @@ def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None)
 
 
 def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArray[np.int8]:
-    """Find why requests are refused.
+    """Determine which requests are rejected, and why.
 
     Parameters
     ----------
-    most : the longest request that a replica takes.
+    most : the longest request that a replica accepts.
     requests : the requests.
 
     Returns
     -------
     array
-        Of each request 0, or 1 more than the place of its reason in ``REFUSAL_REASONS``. (n,)
+        For each request 0 if it is accepted, otherwise 1 plus an index into ``REFUSAL_REASONS``.
+        (n,)
     """
     length = requests.prompt + requests.generate
     # the last token is delivered and never cached
@@ -73,28 +74,28 @@ def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArr
 
 
 def count_refusals(found: NDArray[np.int8]) -> dict[str, int]:
-    """Count refused requests by reason.
+    """Count rejected requests by reason.
 
     Parameters
     ----------
-    found : what ``find_refusals`` says of each request. (n,)
+    found : codes that :func:`find_refusals` returns. (n,)
     """
     return {name: int((found == 1 + i).sum()) for i, name in enumerate(REFUSAL_REASONS)}
 
 
 def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> str:
-    """Say how many requests are refused, and why.
+    """Describe how many requests are rejected, and why.
 
     Parameters
     ----------
-    counts : refused requests by reason.
-    model : the model's name.
-    context : longest request that the engine takes. [tokens]
+    counts : rejected requests by reason.
+    model : name of the model.
+    context : length of the longest request that the engine accepts. [tokens]
 
     Returns
     -------
     str
-        A clause without a full stop; empty where none is refused.
+        A clause; empty if none is rejected.
     """
     said = {
         "context": f"longer than the {context:,} tokens that {model} takes",
@@ -104,11 +105,11 @@ def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> st
 
 
 def describe_left_out(count: int, model: Model, most: int = 0) -> str:
-    """Say how many requests are left out because they exceed the context.
+    """Describe how many requests are omitted because they exceed the context.
 
     Parameters
     ----------
-    count : requests that are left out, with the turns that would have followed them.
+    count : omitted requests, including later turns of their conversations.
     model : the model.
     most : context that engines are started with; 0 for the model's. [tokens]
     """
@@ -150,7 +151,7 @@ def why_refused(
 
 
 def within_context(requests: Requests, model: Model, most: int = 0) -> tuple[Requests, int]:
-    """Leave out the requests that no engine takes, whatever its memory, and turns after them.
+    """Omit requests that exceed the context, and later turns of their conversations.
 
     Parameters
     ----------
@@ -161,12 +162,12 @@ def within_context(requests: Requests, model: Model, most: int = 0) -> tuple[Req
     Returns
     -------
     tuple
-        The other requests, and how many were left out.
+        The remaining requests, and the number of omitted ones.
 
     Raises
     ------
     InfeasibleError
-        If none is left.
+        If no request remains.
     """
     context = most or model.max_context
     kept = requests.prompt + requests.generate <= context

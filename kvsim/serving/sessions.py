@@ -35,13 +35,13 @@ from kvsim.serving.world import Course
 
 
 def queue_first_turns(world: World, course: Course, costs: StepCosts) -> None:
-    """Put the arrivals of all requests that follow no other one on the heap.
+    """Push the arrivals of all requests that follow no other request onto the event heap.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    course : how far the run has come.
-    costs : step costs of the technique in the deployment.
+    course : progress of the simulation, changed in place.
+    costs : cost model of the replicas.
     """
     requests, turns, events = world.requests, world.turns, world.events
     refused = find_refusals(longest_request(costs), requests) > 0
@@ -65,7 +65,7 @@ def queue_first_turns(world: World, course: Course, costs: StepCosts) -> None:
 
 @jit_function
 def comes_before(one: Event, other: Event) -> bool:
-    """Return whether an event comes before another one; of equal times, the lower key does.
+    """Return whether an event precedes another; for equal times, the one with the lower key.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def comes_before(one: Event, other: Event) -> bool:
     Returns
     -------
     bool
-        Whether ``one`` comes first.
+        Whether ``one`` is first.
     """
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
@@ -135,13 +135,13 @@ def pop(world: World, course: Course) -> None:
 
 @jit_function
 def queue_next_turns(world: World, course: Course, index: int, last: float) -> None:
-    """Put the turns that follow a request on the heap.
+    """Push the turns that follow a finished request onto the event heap.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    course : how far the run has come.
-    index : row of the request.
+    course : progress of the simulation, changed in place.
+    index : index of the request.
     last : time of its last token. [s]
     """
     index = world.turns[index].next
@@ -172,12 +172,12 @@ def follow_turns(world: World, course: Course, replica: Replica) -> None:
 
 @jit_function
 def free_all(world: World, index: int) -> None:
-    """Free what an unfinished request holds, wherever it is, and mark it as aborted.
+    """Free all memory of an unfinished request, and mark it as aborted.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    index : row of the request.
+    index : index of the request.
     """
     request = world.requests[index]
     if request.replica != NO_INDEX:
@@ -224,14 +224,14 @@ def cancel_next_turns(world: World, course: Course, index: int, time: float) -> 
 
 @jit_function
 def abort(world: World, course: Course, index: int, time: float) -> None:
-    """Abort a request as its client hangs up, and the turns that would follow.
+    """Abort a request whose client disconnects, and the later turns of its conversation.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    course : how far the run has come.
-    index : row of the request.
-    time : time at which the client hangs up. [s]
+    course : progress of the simulation, changed in place.
+    index : index of the request.
+    time : time of the disconnection. [s]
     """
     if world.requests[index].status < FINISHED:
         free_all(world, index)
@@ -240,13 +240,13 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
 
 @jit_function
 def arrive(world: World, course: Course, key: int, time: float) -> None:
-    """Let a request arrive; its client may hang up later.
+    """Let a request arrive, and schedule the disconnection of its client if it has one.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    course : how far the run has come.
-    key : twice the row of the request.
+    course : progress of the simulation, changed in place.
+    key : key of the event, which is twice the index of the request.
     time : time of the arrival. [s]
     """
     index = key // 2
@@ -262,12 +262,12 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
 
 @jit_function
 def handle_event(world: World, course: Course) -> None:
-    """Handle the first event: a request arrives, or its client hangs up.
+    """Process the first event of the heap: an arrival or a disconnection.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    course : how far the run has come.
+    course : progress of the simulation, changed in place.
     """
     time, key = world.events[0].time, world.events[0].key
     pop(world, course)

@@ -1,4 +1,4 @@
-"""A trace on a fleet of equal replicas, request by request, and what its rounds of drafts yield."""
+"""Simulation of a request trace on a fleet of equal replicas."""
 
 from collections.abc import Callable, Iterator
 
@@ -52,7 +52,7 @@ FETCH_AHEAD = 8  # arrivals between two steps of asking for what a request will 
 
 @frozen
 class Run:
-    """What became of every request, and of every replica."""
+    """The final state of every request and replica."""
 
     requests: Requests
     costs: StepCosts
@@ -60,22 +60,22 @@ class Run:
 
     @property
     def progress(self) -> Records[Request]:
-        """What became of each request, one array for each field of ``records.Request``. (n,)"""
+        """Results of the requests, an array for each field of ``records.Request``. (n,)"""
         return self.world.requests
 
     @property
     def replicas(self) -> Records[Replica]:
-        """State and sums of each replica, one array for each field of ``records.Replica``. (r,)"""
+        """State and totals of the replicas, an array for each field of ``records.Replica``. (r,)"""
         return self.world.replicas
 
     @property
     def bins(self) -> Records[Bin]:
-        """Timeline of each replica, one array for each field of ``records.Bin``. (r, BINS)"""
+        """Timelines of the replicas, an array for each field of ``records.Bin``. (r, BINS)"""
         return self.world.bins.reshape(-1, GAP_BINS)  # type: ignore[no-any-return]
 
     @property
     def gaps(self) -> Array:
-        """Tokens by the time since the one before. (r, GAPS)"""
+        """Histogram of the times between tokens. (r, GAPS)"""
         return self.world.gaps.reshape(-1, GAPS)
 
 
@@ -258,7 +258,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
 
 
 def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance | None:
-    """Return what a trace measured of a technique's drafts.
+    """Return the measured acceptance of a technique's drafts.
 
     Parameters
     ----------
@@ -268,12 +268,12 @@ def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance |
     Returns
     -------
     Acceptance or None
-        None for a technique that does not draft.
+        None for a technique without drafts.
 
     Raises
     ------
     InputError
-        If the technique drafts and the trace has nothing on it with these settings.
+        If the technique drafts tokens and was not measured with these settings.
     """
     if not technique.drafts:
         return None
@@ -286,17 +286,17 @@ def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance |
 
 
 def with_acceptance(technique: Technique, measured: Acceptance | None) -> Technique:
-    """Return a technique with the mean acceptance that was measured.
+    """Return a technique whose acceptance is the measured mean.
 
     Parameters
     ----------
     technique : the technique.
-    measured : what was measured of its drafts; None leaves it as it is.
+    measured : measured acceptance; None leaves the technique unchanged.
 
     Raises
     ------
     InputError
-        If its settings say another one, or its gamma was not measured.
+        If the settings state another acceptance, or this number of drafts was not measured.
     """
     if measured is None:
         return technique

@@ -53,7 +53,7 @@ TOKEN_DENSITY = 16  # and beyond them this many per octave
 
 
 class Nodes(NamedTuple):
-    """Where the tables hold values."""
+    """Grid points of the tables: batches, contexts, chunks and starts."""
 
     batches: Array  # decoding sequences, from 0 (b,)
     contexts: Array  # their mean context (c,) [tokens]
@@ -63,7 +63,7 @@ class Nodes(NamedTuple):
 
 
 class NodeBelow(NamedTuple):
-    """Index of the last node that is not above each whole number and has a next one, by axis."""
+    """For each integer and axis, the index of the grid point at or below it."""
 
     contexts: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -72,7 +72,7 @@ class NodeBelow(NamedTuple):
 
 
 class PerNode(NamedTuple):
-    """Something at every node."""
+    """Values at every grid point."""
 
     round: Array  # a decoding round (b, c)
     beside: Array  # what it takes longer beside a part of a prompt (b, c)
@@ -84,7 +84,7 @@ class PerNode(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What the simulator reads."""
+    """The tables that the compiled simulator reads."""
 
     nodes: Nodes
     below: NodeBelow
@@ -104,18 +104,22 @@ class Tables(NamedTuple):
 
     @property
     def seconds(self) -> PerNode:
-        """The time alone. [s]"""
+        """The tables with times only, without the use of resources. [s]"""
         return PerNode(*(values[..., 0] for values in self.costs))
 
 
 def make_nodes(
     density: int, max_seqs: int, longest: int, longest_chunk: int, most_tokens: int
 ) -> Nodes:
-    """Nodes up to the largest batch, context, part of a prompt and pass. [tokens]
+    """Choose grid points up to the largest batch, context, prompt chunk and pass. [tokens]
 
     Parameters
     ----------
-    density : nodes per octave of a context or a part of a prompt.
+    density : grid points per octave of contexts and chunks.
+    max_seqs : largest batch. [sequences]
+    longest : longest context. [tokens]
+    longest_chunk : largest prompt chunk. [tokens]
+    most_tokens : largest number of tokens of a pass. [tokens]
     """
     sparse = np.round(spread(most_tokens, TOKEN_DENSITY))
     return Nodes(
@@ -128,7 +132,7 @@ def make_nodes(
 
 
 def spread(most: float, per_octave: int) -> Array:
-    """Return the whole numbers 0, 1, ... ``most``, at a constant ratio where that leaves gaps.
+    """Return integers from 0 to a maximum, all small ones and then at a constant ratio.
 
     Parameters
     ----------
@@ -146,21 +150,21 @@ def spread(most: float, per_octave: int) -> Array:
 
 
 def refine(nodes: Nodes, passes: Passes, good: float, contexts: Array | None = None) -> Nodes:
-    """Add contexts, parts and starts where straight lines between the nodes are off.
+    """Add grid points where linear interpolation is inaccurate.
 
-    The cost of techniques that work in blocks rises in steps, and budgets make kinks.
+    Costs of techniques that work in blocks increase in steps, and token budgets make kinks.
 
     Parameters
     ----------
-    nodes : nodes to begin with.
-    passes : predictions of the engine.
-    good : relative error up to which a line is good enough.
-    contexts : nodes of contexts, where they are known already. (c,) [tokens]
+    nodes : the initial grid.
+    passes : predictions of single passes.
+    good : relative error that is accepted.
+    contexts : grid points of contexts, if known. (c,) [tokens]
 
     Returns
     -------
     Nodes
-        The nodes with the added ones.
+        The refined grid.
     """
     batches = np.unique(np.round(np.geomspace(1, nodes.batches[-1], PROBES)))[:, None]
     few = np.unique(np.round(np.geomspace(1, nodes.chunks[-1], PROBES)))[:, None]
@@ -203,18 +207,18 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
 
 
 def tabulate(passes: Passes, nodes: Nodes, known: PerNode | None = None) -> PerNode:
-    """Evaluate passes at every node.
+    """Evaluate passes at every grid point.
 
     Parameters
     ----------
-    passes : predictions of the engine, with the measure that counts them.
-    nodes : the nodes.
-    known : the same at equal nodes of batches and contexts, whose rounds are taken.
+    passes : predictions of single passes by some measure.
+    nodes : the grid.
+    known : values on a grid with the same batches and contexts, whose rounds are reused.
 
     Returns
     -------
     PerNode
-        The cost at each node. [s]
+        The cost at each grid point. [s]
     """
     token, head = passes.tokens(nodes.tokens), passes.head(nodes.tokens)
     routed = passes.routed(nodes.tokens)
@@ -268,12 +272,15 @@ def _work_of(resource: str) -> Measure:
 def make_tables(
     passes: Passes, nodes: Nodes, room: Room, work: bool = True, known: PerNode | None = None
 ) -> Tables:
-    """Times and work at the nodes, and memory.
+    """Make the tables of times, resource use and memory.
 
     Parameters
     ----------
-    work : whether the use of resources is wanted besides the time.
-    known : times at equal nodes of batches and contexts, whose rounds are taken without work.
+    passes : predictions of single passes.
+    nodes : the grid.
+    room : memory for caches.
+    work : whether to include the use of resources.
+    known : values on a grid with the same batches and contexts, whose rounds are reused.
     """
     d = passes.deployment
     measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]

@@ -52,18 +52,18 @@ from kvsim.serving.tables import Tables
 
 @jit_function
 def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
-    """Return a replica's pool in one memory; all replicas share the remote one.
+    """Return the pool of a replica in a memory; all replicas share the remote store.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    memory : index of the memory; all replicas share the remote one.
+    replica : the replica.
+    memory : index of the memory.
 
     Returns
     -------
     Pool
-        The blocks in that memory.
+        The pool.
     """
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
@@ -72,12 +72,12 @@ def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
 
 @jit_function
 def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
-    """Return the entry of a unit that is in a memory, and forget it if its time to live is over.
+    """Find a storage unit in a memory, evicting it if its time to live has passed.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
+    replica : the replica.
     memory : index of the memory.
     unit : id of the unit's last block.
 
@@ -96,12 +96,12 @@ def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> i
 
 @jit_function
 def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
-    """Return the nearest memory that a unit can be loaded from now.
+    """Return the fastest memory from which a storage unit can be loaded now.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
+    replica : the replica.
     unit : id of the unit's last block.
 
     Returns
@@ -118,7 +118,7 @@ def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
 
 @jit_function
 def count_units(world: TieredWorld, request: Request) -> int:
-    """Return the full units of a prompt.
+    """Count the storage units that a prompt fills.
 
     Parameters
     ----------
@@ -210,12 +210,12 @@ def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) 
 
 @jit_function
 def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """Return when bytes that are put on a link now would have passed it.
+    """Return when a transfer that starts now on a link would be complete.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
+    replica : the replica.
     link : index into TIER_LINKS.
     size : bytes of each GPU. [B]
 
@@ -232,19 +232,19 @@ def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: floa
 
 @jit_function
 def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """Put bytes on a link behind those before.
+    """Start a transfer on a link, after those in progress.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
+    replica : the replica.
     link : index into TIER_LINKS.
     size : bytes of each GPU. [B]
 
     Returns
     -------
     float
-        Time at which they have passed. [s]
+        Time at which it is complete. [s]
     """
     if size == 0:
         return replica.clock
@@ -257,14 +257,14 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
 
 @jit_function
 def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
-    """Store a unit in a memory as its most recently used one.
+    """Store a unit in a memory as its most recently used one, evicting others if it is full.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
+    replica : the replica.
     what : index of the memory, and id of the unit's last block.
-    ready : time at which it has arrived there. [s]
+    ready : time at which it is available there. [s]
     """
     memory, unit = what
     pool = get_pool(world, replica, memory)
@@ -338,7 +338,7 @@ DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what eac
 
 
 class Plan(NamedTuple):
-    """Stored units of a prompt that are to be loaded, and what is around them."""
+    """The stored units of a prompt that may be loaded, and the tokens around them."""
 
     request: int
     begins: int  # prompt tokens that are on the GPU [tokens]
@@ -524,19 +524,19 @@ def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Seque
 
 @jit_unless_tiered(load_nothing)
 def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequence) -> int:
-    """Begin to load the stored units behind the blocks on the GPU.
+    """Start to load stored units of a prompt that follow the blocks on the GPU.
 
     Parameters
     ----------
     tables : times of passes and memory of sequences.
     world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
+    replica : the replica.
+    sequence : the sequence, an entry in the batch.
 
     Returns
     -------
     int
-        Tokens to read in this pass. [tokens]
+        Tokens to prefill in this pass. [tokens]
     """
     limits, request = world.limits, world.requests[sequence.request]
     first = last = sequence.found // limits.unit

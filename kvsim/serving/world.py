@@ -1,4 +1,4 @@
-"""Everything a run reads and changes, made of a trace and of step costs."""
+"""Creation of a simulation's state from a trace and a cost model."""
 
 import weakref
 from typing import NamedTuple
@@ -123,7 +123,7 @@ this bound, and 0.09 s with it."""
 
 
 class JoinedBlocks(NamedTuple):
-    """Places of blocks, and what was seen of the blocks around each one."""
+    """Positions of blocks in runs, and work space to find them."""
 
     places: Records[BlockPlace]
     around: NDArray[np.int32]  # the block before and after each one (2, ids)
@@ -233,7 +233,7 @@ def replica_records(replicas: int, rules: Rules) -> Records[Replica]:
     Parameters
     ----------
     replicas : number of replicas.
-    rules : scheduling of each replica.
+    rules : their scheduling rules.
 
     Returns
     -------
@@ -278,14 +278,14 @@ def pool_records(
 
 
 class ArrivalOrder(NamedTuple):
-    """Requests in the order they arrive, and what is to be played before."""
+    """The requests in order of arrival, and the times up to which replicas are simulated before."""
 
     order: Integers  # requests (n,)
     due: Array  # each replica needs no look before (r,) [s]
 
 
 class Course:
-    """How far a run has come."""
+    """Progress of a simulation: the router's state, events and the time limit."""
 
     route: int  # of simulate.ROUTES
     together: bool  # whether all replicas are played up to every arrival
@@ -305,19 +305,24 @@ class Course:
 
 
 def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
-    """Make idle replicas, and requests that are still to arrive.
+    """Make the initial state of a simulation: idle replicas, and requests that have not arrived.
 
     Parameters
     ----------
     requests : the trace.
-    costs : step costs of the technique in the deployment.
+    costs : cost model of the replicas.
     replicas : number of replicas.
     rate : tokens per decoding round of each request. (n,) [tokens]
+
+    Returns
+    -------
+    World
+        The state.
 
     Raises
     ------
     InputError
-        If a round's tokens exceed the budget, or prefix caching cannot work.
+        If a round's tokens exceed the token budget, or prefix caching is impossible.
     """
     limits = limits_of(costs, requests)
     records, places = request_records(requests, rate, limits)
