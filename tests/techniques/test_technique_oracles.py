@@ -1,5 +1,8 @@
 """What techniques state against scalar arithmetic from the papers and the released code.
 
+Techniques with an implementation are held to what real runs compute, move and keep, in
+tests/validate/test_impl_counts.py; here is what no such run shows.
+
 b sequences, s tokens, h hidden, hk = KV heads x D, I width of the MLP, V vocabulary, L layers.
 """
 
@@ -118,14 +121,6 @@ def test_eager_attention_passes_over_the_cache(model: str, passes: int) -> None:
     assert moved(op) == passes * 4 * B * (S + 1) * hk + 4 * B * hk + 4 * B * m.hidden + scores
 
 
-@pytest.mark.parametrize(("share", "bits", "size"), [(1, 16, 2), (0.25, 16, 2), (1, 4, 0.5625)])
-def test_offload_moves_what_is_on_the_host(share: float, bits: int, size: float) -> None:
-    d = deployment("mistral-7b-v0.2")
-    step = parse(f"offload:host_share={share},bits={bits}").cycle(d, decoding()).steps[0]
-    assert through(step, "h2d") == pytest.approx(32 * share * 2 * size * B * S * 8 * 128)
-    assert through(step, "d2h") == pytest.approx(32 * share * 2 * size * B * 8 * 128)
-
-
 @pytest.mark.parametrize("model", ["opt-6.7b", "opt-13b"])
 @pytest.mark.parametrize(("stack", "layers"), [("ideal", 0), ("hf-offload-static", 1)])
 def test_kvpr_bytes_and_recomputation(model: str, stack: str, layers: int) -> None:
@@ -158,137 +153,6 @@ def test_kvpr_balances_gpu_and_link(model: str, batch: int) -> None:
     chosen = number(choose_split(parts.placement, at))
     assert longest(chosen) == min(longest(float(split)) for split in range(0, 1001))
     assert (chosen < 1000) is (model != "opt-6.7b")  # there the link is the longer one throughout
-
-
-def test_columns_spread_a_layers_weights_over_the_tiles() -> None:
-    d, p = deployment("opt-13b"), decoding()
-    h, given = 5120, {"offload:schedule=column,parts=4": 1, "flexgen:weights_gpu=25,parts=4": 0.75}
-    for technique, share in given.items():
-        layer = last_layer(technique, d, p)
-        assert moved(layer["load_weights"], "h2d") == share * 2 * 12 * h * h / 4
-        step = parse(technique).cycle(d, p).steps[0]
-        cache = 40 * 4 * B * S * h
-        assert through(step, "h2d") == pytest.approx(40 * share * 24 * h * h + cache, rel=1e-12)
-    layer = last_layer("flexgen:states_gpu=0,parts=4", d, p)
-    assert moved(layer["load_states"], "h2d") == moved(layer["store_states"], "d2h") == 2 * h
-
-
-@pytest.mark.parametrize("model", ["llama2-7b", "mistral-7b-v0.2"])
-def test_kcache(model: str) -> None:
-    d, n, heads = deployment(model), 64, 32
-    hk = d.model.kv_heads * 128
-    layer = last_layer(f"kcache:n={n}", d, decoding())
-    own = 2 * B * hk + 2 * B * heads * 128  # new keys, and queries
-    assert moved(layer["scores"]) == 2 * B * (S + 1) * hk + own
-    assert number(layer["scores"].flops) == 2 * B * heads * 128 * (S + 1)
-    assert moved(layer["topk"]) == 4 * B * heads * (S + 1)  # fp16 scores out and in again
-    assert moved(layer["fetch_v"], "h2d") == 2 * B * heads * n * 128
-    assert number(layer["fetch_v"].rows) == B * heads * n
-    assert number(layer["attn"].flops) == 2 * B * heads * n * 128
-    assert moved(layer["attn"]) == 2 * B * heads * (n * 128 + n + 128)  # values, weights, outputs
-    assert moved(layer["store_v"], "d2h") == 2 * B * hk
-    t = parse(f"kcache:n={n},gpu_layers=2")
-    prompts = t.prefill(d, prefill_point(B, S, 100))
-    assert through(prompts, "d2h") == 30 * 2 * B * S * hk
-    held = t.resident(d, decoding())
-    keys, values_here = 32 * 2 * B * (S + 1) * hk, 2 * 2 * B * (S + 1) * hk
-    assert held["gpu"]["kv"] == keys + values_here
-    assert held["host"]["kv"] == 30 * 2 * B * (S + 1) * hk
-
-
-def test_specache_on_mistral() -> None:
-    d, t = deployment("mistral-7b-v0.2"), parse("specache:bits=1,group=32,k=64")
-    p = replace(decoding(context=1022), batch=1)
-    hk = 8 * 128
-    step = t.cycle(d, p).steps[0]
-    assert f"{through(step, 'h2d') / 1e6:.2f}" == "8.39"
-    assert f"{through(step, 'd2h') / 1e3:.0f}" == "131"
-    layer = {op.name: op for op in step.groups[0].layers[0]}
-    assert number(layer["prefetch"].rows) == 2 * 8 * 64  # 256 B each
-    one = sum(number(op.flops) for op in gemms(last_layer("full", d, p)))
-    assert sum(number(op.flops) for op in gemms(layer)) == 2 * one
-    size = 1 / 8 + 4 / 32
-    assert moved(layer["quantise"]) == 2 * hk * (2 + size)  # the output token alone
-    # both new tokens in fp16 (algorithm 3); of 1022 the last 62 keys and 64 values are not packed
-    packed = hk * (960 + 958) * size + hk * (64 + 66) * 2
-    own = 2 * 4 * hk + 2 * 4 * 32 * 128
-    assert moved(layer["attn"]) == packed + 4 * hk * 64 + own
-    assert "prefetch@step-1" in layer["attn"].after
-    prompts = t.prefill(d, prefill_point(1, S, 100))
-    assert through(prompts, "d2h") == 32 * 4 * S * hk
-    assert len(t.predecoding(d, p)) == 1
-    assert last_layer("specache:speculative=false", d, p)["attn_again"].after == ("prefetch",)
-
-
-def test_zipcache() -> None:
-    d, prompt = deployment("llama3-8b"), 2000
-    hk, heads, own = 1024, 32, 4 * B * (1024 + 4096)
-    layer = last_layer("zipcache:probe=0.1", d, prefill_point(B, prompt, 100))
-    pairs = 0.1 * prompt * prompt
-    assert number(layer["probe"].flops) == pytest.approx(2 * B * heads * 128 * pairs)
-    # keys and probing queries; scores out and in, before and after the softmax; fp32 saliency out
-    probed = 2 * B * hk * prompt + 2 * B * heads * 128 * 200 + 8 * B * heads * pairs
-    assert moved(layer["probe"]) == pytest.approx(probed + 4 * B * 8 * prompt)
-    layer = last_layer("zipcache:salient=0.6", d, decoding(context=2049, prompt=prompt))
-    # of each precision two numbers per channel of K, one of V; two per token (algorithms 1, 2)
-    packed = B * 2 * hk * 2000 * 3.2 / 8 + 2 * (2 * 3 * hk + 2 * B * 2000)
-    assert moved(layer["attn"]) == pytest.approx(packed + 4 * B * hk * 50 + own)
-    numbers = 2 * (2 * 3 * hk + 2 * B * 100)  # written once per window of a hundred
-    assert moved(layer["quantise"]) == pytest.approx(B * 2 * hk * (2 + 0.4) + numbers / 100)
-
-
-def test_zipcache_probes_a_tenth_of_the_decoded_tokens() -> None:
-    """Algorithm 3: 5 recent and 5 random tokens in a hundred compute scores over packed keys."""
-    op = last_layer("zipcache", deployment("llama3-8b"), decoding())["probe"]
-    assert moved(op) <= 0.1 * 2 * B * 1024 * (S + 1) + 0.1 * 8 * B * 32 * (S + 1)
-
-
-def test_quantspec_cycle() -> None:
-    d, t = deployment("llama2-7b"), parse("quantspec:gamma=4,acceptance=0.9")
-    h, width = 4096, 11008
-    cycle = t.cycle(d, decoding(context=1152))
-    assert number(cycle.tokens) == 1 + 4 * 0.9
-    layers = [{op.name: op for op in step.groups[0].layers[0]} for step in cycle.steps]
-    assert [number(layer["qkv"].size) for layer in layers] == [B] * 4 + [5 * B]
-    draft, *_, verify = layers
-    quarter, half = 0.5 + 4 / 128, 1 + 4 / 128  # bytes per number
-    for layer, size, q in ((draft, quarter, 1), (verify, half, 5)):
-        read = 2 * h * (1024 * size + (128 + q) * 2)  # 1152 tokens are nine groups, one in fp16
-        assert moved(layer["attn"]) == B * read + q * (4 * B * h + 4 * B * h)
-    mlp = moved(draft["up"]) + moved(draft["down"]) - 2 * B * (h + 2 * width + width + h)
-    assert mlp == 3 * h * width * (0.5 + 2 / 128)
-    assert moved(draft["qkv"]) == moved(last_layer("full", d, decoding())["qkv"])
-    assert moved(verify["quantise"]) == pytest.approx(4.6 * B * 2 * h * (2 + half))
-    assert number(t.resident(d, decoding())["gpu"]["draft weights"]) == 32 * 3 * h * width * (
-        0.5 + 2 / 128
-    )
-
-
-def test_magicdec_holds_a_second_cache_of_a_quarter_of_the_context() -> None:
-    d, length = deployment("llama2-7b"), 8192
-    p = Point(1, length - 1.0, 1.0, 8102, length)
-    held = parse(f"magicdec:budget={length // 4}").resident(d, p)["gpu"]
-    total = sum(number(size) for name, size in held.items() if name != "workspace")
-    assert total == pytest.approx(2 * d.model.parameters + 1.25 * 32 * 4 * length * 4096, rel=1e-4)
-
-
-def test_what_is_kept_is_what_is_read() -> None:
-    d, p, own = deployment("llama3-8b"), decoding(context=S + 50), 4 * B * (1024 + 4096)
-    given = {"h2o:heavy=90,recent=110": 200, "streamingllm:sink=4,recent=252": 256}
-    for technique, kept in (given | {"snapkv:budget=256": 256 + 51, "full": S + 51}).items():
-        assert moved(last_layer(technique, d, p)["attn"]) == 4 * B * 1024 * kept + own
-        assert number(parse(technique).resident(d, p)["gpu"]["kv"]) == 32 * 4 * B * 1024 * kept
-    observe = last_layer("snapkv:budget=256,window=32", d, prefill_point(B, S, 100))["observe"]
-    assert number(observe.flops) == 2 * B * 32 * 128 * 32 * S
-
-
-def test_fp8_and_fastdecode() -> None:
-    d, own = deployment("llama2-7b"), 8 * B * 4096
-    assert moved(last_layer("fp8", d, decoding())["attn"]) == 2 * B * (S + 1) * 4096 + own
-    half, layer = B / 2, last_layer("fastdecode", d, decoding())  # two halves alternate
-    assert moved(layer["attn"], "dram") == 4 * half * (S + 1) * 4096 + 4 * half * 4096
-    assert moved(layer["send_qkv"], "d2h") == 2 * half * 4096 + 4 * half * 4096
-    assert moved(layer["return_out"], "h2d") == 2 * half * 4096
 
 
 def test_flexgen_widens_packed_weights_before_their_product() -> None:
@@ -326,3 +190,33 @@ def test_kvpr_says_what_every_gpu_of_a_group_loads() -> None:
     wide = replace(whole.model, kv_heads=64, heads=64)  # still smaller on two GPUs
     (note,) = parse("kvpr:split=100").notes(replace(whole, model=wide, tp=2), decoding())
     assert "each of 2 GPUs loads the layer's whole input, 4096 numbers per token" in note
+
+
+def test_dms_and_medusa_memories() -> None:
+    """10,000 tokens, of which all of the latest 256 and an eighth of others; five heads."""
+    d, p = deployment("llama3-8b"), Point(4, 9999, 1.0, 9000, 10100)
+    kept, heads = (parse(text).resident(d, p)["gpu"] for text in ("dms", "medusa"))
+    assert number(kept["kv"]) == 32 * 4 * (256 + 9744 / 8) * 4096
+    assert number(heads["draft weights"]) == 5 * 2 * 4096 * (4096 + 128256)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "read", "scores"),
+    [
+        # keys and queries in fp16, and a number per block
+        ("xattention:block=128,stride=8", "antidiagonals", (1024 + 4096) * 8192, 32 * 64 * 64 / 2),
+        # twice the keys, for the last block's queries and for means; fp32 scores, twice
+        (
+            "flexprefill:block=128", "last_block", 2 * 1024 * 8192 + 4096 * (128 + 8192),
+            4 * 32 * (128 * 8192 + 64 * 64) / 2,
+        ),
+    ],
+)  # fmt: skip
+def test_estimates_of_a_prompt(text: str, name: str, read: float, scores: float) -> None:
+    step = (
+        parse(text)
+        .cycle(deployment("llama3-8b"), Point(2, 0, 8192, 8192, 8300, prefill=True))
+        .steps[-1]
+    )
+    ops = {op.name: op for group in step.groups for layer in group.layers for op in layer}
+    assert moved(ops[name]) == 2 * 2 * (read + 2 * scores)
