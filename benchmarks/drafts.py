@@ -235,11 +235,23 @@ class Case:
     engine: str = ""
     task: str = "mixed"
     over: tuple[str, ...] = ("full",)  # the speed-up is over the best of them
+    outside: float = 0.0  # share of the run without drafts in which nothing is decoded
+
+    def of_run(self, decoding: float) -> float:
+        """Speed-up of the whole run by that of decoding: prompts are read no sooner."""
+        return 1.0 / (self.outside + (1.0 - self.outside) / decoding)
 
 
 def _sglang(rows: Sequence[Row]) -> list[Case]:
-    """Rows of drafts.csv; lengths are not said, and 512 of each are taken."""
+    """Rows of drafts.csv; lengths are not said, and 512 of each are taken.
+
+    Rates are of whole runs. The task on which a model is quickest without drafts, one of long
+    answers, stands for decoding alone; what others are slower by is taken as spent elsewhere.
+    """
     found = []
+    best: dict[str, float] = defaultdict(float)
+    for r in rows:
+        best[r["kvsim_model"]] = max(best[r["kvsim_model"]], float(r["baseline_value"]))
     for r in rows:
         gamma, tokens = int(r["drafts"]), float(r["tokens_per_round"])
         width = int(r["shape"].partition("topk=")[2][:1] or 1)
@@ -250,7 +262,7 @@ def _sglang(rows: Sequence[Row]) -> list[Case]:
         found.append(Case(
             model, r["card"], technique, tokens, float(r["speedup"]), model, TP[model],
             int(r["concurrency"]), 512, 512, RELEASED.get(model, "fp16"), "sglang",
-            kind_of(r["task"]),
+            kind_of(r["task"]), outside=1 - float(r["baseline_value"]) / best[model],
         ))  # fmt: skip
     return found
 
@@ -321,13 +333,17 @@ def make_deployment(case: Case, numbers: Mapping[str, float]) -> Deployment:
 
 
 def predict_speedup(case: Case, numbers: Mapping[str, float]) -> float:
-    """Predict the speed-up over no drafts.
+    """Predict the speed-up of the whole run over one without drafts.
 
     Parameters
     ----------
     case : what ran.
     numbers : of the stack's rounds by key.
     """
+    return case.of_run(_decoding_speedup(case, numbers))
+
+
+def _decoding_speedup(case: Case, numbers: Mapping[str, float]) -> float:
     d, batch = make_deployment(case, numbers), np.array([float(case.batch)])
     took, *others = (
         float(Prediction(parse(t), d, batch, case.prompt, case.generate, contexts=2).tpot_s[0])
@@ -354,8 +370,9 @@ def fit_rounds(
 
     def misfit(x: np.ndarray) -> np.ndarray:
         numbers = known | {n: float(v * u) for n, v, u in zip(names, x, units, strict=True)}
-        found = {key: predict_speedup(c, numbers) / c.tokens for key, c in distinct.items()}
-        return np.array([np.log(found[_key(c)] * c.tokens / c.speedup) for c in cases])
+        found = {key: _decoding_speedup(c, numbers) / c.tokens for key, c in distinct.items()}
+        predicted = [c.of_run(found[_key(c)] * c.tokens) for c in cases]
+        return np.log([p / c.speedup for p, c in zip(predicted, cases, strict=True)])
 
     high = [0.99 if n.endswith("experts") else np.inf for n in names]
     start = [0.3 if n.endswith("experts") else 0.5 for n in names]

@@ -42,6 +42,7 @@ from kvsim.serving.tables import Tables
 from kvsim.serving.tiers import fetch_blocks
 from kvsim.serving.world import ArrivalOrder, Course, make_world
 from kvsim.techniques import parse
+from kvsim.techniques.acceptance import probability
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace
 from kvsim.traces.requests import Requests
@@ -339,7 +340,7 @@ def draw_rates(
     if gamma == 0:
         return np.ones(generate.size)
     random = np.random.default_rng(seed)
-    accept = 0.0 if measured else _probability(costs.rate - 1, gamma)
+    accept = 0.0 if measured else probability((costs.rate - 1) / gamma, gamma)
 
     def draw(count: int) -> Integers:
         """Tokens of so many rounds."""
@@ -356,13 +357,3 @@ def draw_rates(
         going = going[left[going] > 0]
     more = generate - 1
     return np.divide(more, rounds, out=np.ones(generate.size), where=rounds > 0)
-
-
-def _probability(accepted: float, gamma: int) -> float:
-    """Acceptance of one draft at which ``accepted`` of gamma are accepted before one fails."""
-    from scipy.optimize import brentq
-
-    def excess(p: float) -> float:
-        return float(sum(p**k for k in range(1, gamma + 1)) - accepted)
-
-    return 1.0 if excess(1.0) <= 0 else float(brentq(excess, 0.0, 1.0))

@@ -17,6 +17,7 @@ from kvsim.serving.records import ABORTED, FINEST_GAP, FINISHED, GAP_BINS, GAP_R
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import COST_RESOURCES
 from kvsim.techniques import parse
+from kvsim.techniques.acceptance import probability
 
 D = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"), tp=2)
 NAN = np.nan
@@ -189,8 +190,8 @@ def test_the_error_of_tables_is_the_largest_relative_one() -> None:
 def test_one_acceptance_gives_the_mean_of_a_round(gamma: int) -> None:
     for p in (0.0, 0.3, 0.8):
         accepted = sum(p**k for k in range(1, gamma + 1))
-        assert simulation._probability(accepted, gamma) == pytest.approx(p, abs=1e-9)
-    assert simulation._probability(float(gamma), gamma) == 1.0
+        assert probability(accepted / gamma, gamma) == pytest.approx(p, abs=1e-9)
+    assert probability(1.0, gamma) == 1.0
 
 
 def test_requests_have_the_rounds_that_were_drawn() -> None:
