@@ -507,7 +507,7 @@ class PlanRun:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the measured loss is inside what the plan expects; None if units differ."""
+        """Whether the measured loss lies in the predicted interval; None if it has another unit."""
         if self.loss is None:
             return None
         if self.plan.technique.exact:

@@ -61,7 +61,7 @@ class Field(NamedTuple):
 
 
 class Array(types.Type):  # type: ignore[misc]
-    """Numba's type of an array, by its elements and its number of axes."""
+    """The Numba type of an array, defined by its element type and number of axes."""
 
     def __init__(self, stored: types.Type, ndim: int) -> None:
         super().__init__(_unique_name("Array", stored, ndim))
@@ -88,7 +88,7 @@ class Array(types.Type):  # type: ignore[misc]
 
 
 class Block(types.Record):  # type: ignore[misc]
-    """Numba's type of a record or of a named tuple: an address, and what lies behind it."""
+    """The Numba type of a record or named tuple, which compiled code accesses by address."""
 
     def __init__(self, title: str, fields: dict[str, Field], size: int) -> None:
         types.Type.__init__(self, _unique_name(title, fields, size))
@@ -116,7 +116,7 @@ class Block(types.Record):  # type: ignore[misc]
 
 
 class Shared:
-    """An array, a record or a named tuple, and the memory where compiled code finds it."""
+    """A value (array, record or named tuple) together with its address for compiled code."""
 
     def __init__(self, value: object) -> None:
         self.value = value  # kept as long as its address is in use

@@ -65,17 +65,17 @@ class PromptPart:
 
 @jit_function
 def node_below(below: Below, position: float) -> int:
-    """Return the index of the node at or below a position, such that the next one exists.
+    """Return the index of the last grid point at or below a position that has a next grid point.
 
     Parameters
     ----------
-    below : index of the node below each whole number.
-    position : a place on the axis, in its units.
+    below : for each integer, the index of the grid point at or below it.
+    position : position on the axis, in its units.
 
     Returns
     -------
     int
-        Index of the node.
+        Index of the grid point.
     """
     return int(below[min(int(position), below.size - 1)])
 

@@ -410,14 +410,15 @@ def put_by(world: World, replica: Replica, at: int) -> None:
 
 @jit_function
 def pin(world: World, replica: Replica, at: int, span: tuple[int, int]) -> None:
-    """Add a user to some parts of an entry.
+    """Mark KV blocks of an entry as used by one more running request, so that they are not evicted.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
+    replica : the replica.
     at : index of the entry.
-    span : the first part that is used, as those before may be of an older copy, and how many.
+    span : first of the entry's blocks that is used, and their number; earlier blocks may be taken
+        from an older copy.
     """
     part, parts = span
     pool, before = world.pools[POOLS * replica.index + GPU], part - world.entries[at].first
@@ -443,12 +444,12 @@ def pin(world: World, replica: Replica, at: int, span: tuple[int, int]) -> None:
 
 @jit_function
 def unpin(world: World, replica: Replica, at: int) -> None:
-    """Remove a user from an entry; without any it is kept, if it has arrived.
+    """Mark an entry as used by one request fewer; when no request uses it, it can be evicted.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that owns the memory.
+    replica : the replica.
     at : index of the entry.
     """
     entry = world.entries[at]

@@ -107,14 +107,14 @@ def gap_bin(gap: float) -> int:
 
 @jit_function
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
-    """Count tokens by the time since the one before, which moved evenly from first to last.
+    """Add times between tokens to the histogram, spread evenly between a first and a last time.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
-    replica : the replica that made the tokens.
-    gaps : the first and the last time between tokens. [s]
-    tokens : number of tokens. [tokens]
+    replica : the replica that generated the tokens.
+    gaps : first and last time between two tokens of a sequence. [s]
+    tokens : number of tokens to count. [tokens]
     """
     if tokens == 0:
         return
