@@ -258,3 +258,15 @@ def test_a_journal_has_one_run_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another kvsim process is writing"), other.held():
             pass
     assert list(keep_losses(tmp_path / "out", about).resume().done) == ["one"]
+
+
+def test_a_journal_that_cannot_be_removed_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    kept = keep_losses(tmp_path / "out", {"model": "one"}).resume()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(InputError, match="Permission denied; the run is complete, remove this"):
+        kept.remove()
