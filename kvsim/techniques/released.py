@@ -7,6 +7,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.gguf import BASES as GGUF_TYPES
 from kvsim.techniques.papers.cache import is_engine
 
+FULL = "full"  # nothing is done to the cache
 CACHE = "cache"  # formats that are one engine's own
 PACKED = frozenset(("kivi",))  # caches whose speed is that of one engine's kernels
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -27,7 +28,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 Its own formats of the cache are not listed: a stack that has a kernel for one runs it.
 """
 ON_LLAMACPP: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"ollama": ("full", CACHE), "ktransformers": ("full",)}
+    dict.fromkeys(("ollama", "ktransformers"), (FULL,))
 )
 """What engines run that are built on llama.cpp's kernels; their options have no drafts."""
 
@@ -125,7 +126,6 @@ def engines_running(name: str, deployment: Deployment) -> list[str]:
     return sorted(able, key=lambda engine: engine != own)
 
 
-FULL = "full"  # nothing is done to the cache
 ALIKE = ("vllm", "sglang", "trtllm")  # engines that run like machines at like speeds
 
 

@@ -94,7 +94,9 @@ def test_all_techniques_that_engines_run_are_ranked() -> None:
     assert rates == sorted(rates, reverse=True)
     assert {"full", "fp8", "ngram", "cache"} <= {row["technique"] for row in rows}
     assert all(row["technique"] in (*TECHNIQUES, "cache") for row in rows)
-    for stack, names in (("llamacpp", {"full", "cache"}), ("flexgen", {"full"})):
+    drafts = {"dflash", "draft", "eagle", "eagle3", "ngram"}
+    alone = {name: {"full"} for name in ("flexgen", "ollama", "ktransformers")}
+    for stack, names in (alone | {"llamacpp": {"full", "cache"} | drafts}).items():
         rows = answer_in(run(*case, "--technique", "all", "--stack", stack, "--json").out)["rows"]
         assert {row["technique"] for row in rows} == names, stack
     refused = run(*case, "--compare", "full,all")
