@@ -143,7 +143,7 @@ class FleetSolver:
         self.question, self.tell = question, tell
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
-        self.plays = 0
+        self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
         self._over: dict[tuple[object, ...], dict[FleetTargets, Over]] = {}
@@ -557,6 +557,7 @@ class FleetSolver:
             return None
         before = self.plays
         found = self._retuned(fleet, asked)
+        self._tuning += self.plays - before
         self._tunable -= (self.plays - before) * asked.load * self.question.traffic.work
         return found
 
@@ -636,10 +637,10 @@ class FleetSolver:
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
             most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
             pairs += ((needs, self.always(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
-        before, each = self.plays, asked.load * self.question.traffic.work
+        before, each = self.plays - self._tuning, asked.load * self.question.traffic.work
         enough = min(self._plays_of(PAIRED_REQUESTS, asked), int(self._pairable / each))
         ranked = self._rank(pairs, best)
-        while ranked and self.plays <= before + enough and self._pairable > 0:
+        while ranked and self.plays - self._tuning <= before + enough and self._pairable > 0:
             place, most = ranked.pop(0)
             needs, pair, _ = pairs[place]
             (x, y), n = pair.kinds, int(pair.replicas[0])
@@ -649,7 +650,7 @@ class FleetSolver:
             if found is not None:
                 best, left = found, {i for i, _ in ranked}
                 ranked = [(i, m) for i, m in self._rank(pairs, best) if i in left]
-        self._pairable -= (self.plays - before) * each
+        self._pairable -= (self.plays - self._tuning - before) * each
         return best
 
     def _rank(
