@@ -17,7 +17,7 @@ from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.answer import STRETCH, CapacityAnswer, OtherFleet, WhatIf
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
-from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.offers import Configuration, count_replicas
 from kvsim.planner.fleet.play import Fleet, Played
 from kvsim.planner.fleet.replica import find_unadmitted
 from kvsim.planner.question import PlanLimits
@@ -52,7 +52,7 @@ SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
 )
-FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
+FULL_KV = re.compile(r" full(?= \+ | \(|,|;|$)")
 DRAFTING = re.compile(r"\b([\w-]+):\S*?\bgamma=(\d+)[\w.,=-]*")
 DISAGGREGATED_NOTE = (
     "1 prefill + 1 decode: one engine computes prompts and transfers their KV "
@@ -369,7 +369,7 @@ def _describe_shortfall(answer: Row) -> list[str]:
 
 def _name_fleet(answer: Row) -> str:
     """Name the fleet as other fleets are named."""
-    return " + ".join(f"{r['replicas']} x {r['name']}" for r in answer["fleet"])
+    return " + ".join(count_replicas(r["replicas"], r["name"]) for r in answer["fleet"])
 
 
 def _describe_question(answer: Row) -> str:
@@ -462,7 +462,7 @@ def _gpus(count: int) -> str:
 
 def _describe_reserved(answer: Row) -> str:
     """List the replicas that are paid always, at the lower price."""
-    some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
+    some = [count_replicas(r["reserved"], r["name"]) for r in answer["fleet"] if r["reserved"]]
     return f"Reserved (paid whether or not they run): {', '.join(some)}." if some else ""
 
 
@@ -536,7 +536,7 @@ def _load_table(answer: Row) -> Table:
         needs = answer["fleet_at_load"][load]["usd_per_hour"] or "none found"
         rows.append({**times, "case": label, "needs": needs})
     for name, times in answer["after_loss"].items():
-        rows.append({**times, "case": f"without one {_shorten(name)}", "needs": ""})
+        rows.append({**times, "case": f"without {_one(name)}", "needs": ""})
     columns = [
         text_column("this fleet with", "case"),
         *_wait_columns(),
@@ -587,7 +587,7 @@ def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     loads = answer["at_load"].items()
     cases = {f"at {load} times the load": x for load, x in loads}
-    cases |= {f"without one {_shorten(name)}": x for name, x in answer["after_loss"].items()}
+    cases |= {f"without {_one(name)}": x for name, x in answer["after_loss"].items()}
     lower = {f"at {load} times the load" for load, _ in loads if float(load) < 1}
     met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
     sure = [x["probability"] for x in cases.values() if x["probability"] is not None]
@@ -601,10 +601,10 @@ def _describe_robustness(answer: Row) -> list[str]:
     who = "Without that headroom or further losses, this fleet" if _needed(answer) else "This fleet"
     said = f"{who} also meets the targets {join_words(met)}" if met else ""
     if missed:
-        what = "them" if met else "the targets"
-        how = f"the probability of meeting {what} is" if sure else f"it misses {what}"
+        it, them = ("it", "them") if met else (who, "the targets")
+        how = f"{it} meets {them} with a probability of" if sure else f"{it} misses {them}"
         how += f" {join_words(missed)}"
-        said = f"{said}; {how}" if said else f"{how[0].upper()}{how[1:]}"
+        said = f"{said}; {how}" if said else how
     return [f"{said}."] if said else []
 
 
@@ -621,6 +621,11 @@ def _wait_of(times: Row, name: str) -> str:
 def _shorten(name: str) -> str:
     """Leave out of fleets and replicas that their KV cache is full, and how drafts are made."""
     return DRAFTING.sub(r"\1 with \2 drafts", FULL_KV.sub("", name))
+
+
+def _one(name: str) -> str:
+    """A single replica, as one that is lost."""
+    return f"one{count_replicas(1, _shorten(name))[1:].removeprefix(' x')}"
 
 
 def _describe_break_even(answer: Row) -> list[str]:

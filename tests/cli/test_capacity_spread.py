@@ -67,7 +67,7 @@ def test_a_replica_has_the_gpus_and_memories_of_all_its_ranks() -> None:
                    tp=2, dp=2, ep=4)  # fmt: skip
     rules = Rules(max_seqs=32, prefix_caching=True, host_cache=4e9, nvme_cache=8e9).scale_to(d)
     x = Configuration(StepCosts(parse("full"), d, rules, 4096, 2048), "h100", 16.0)
-    assert (x.gpus, x.name.partition(" full")[0]) == (4, "h100 x4 (tp 2, dp 2, ep 4)")
+    assert (x.gpus, x.name.partition(" full")[0]) == (4, "4 h100 (tp 2, dp 2, ep 4)")
     served = serve_costs(x.costs, 0.9, (2, 1))
     assert (served.max_seqs, served.nvme_cache, served.apart) == (32, 8e9, (2, 1))
     assert served.spread == d.parallelism

@@ -48,8 +48,8 @@ def test_no_fleet_that_was_played_is_cheaper(seed: int) -> None:
 @pytest.mark.parametrize(
     ("prompt", "generate", "ttft", "cheaper"),
     [  # tasks of benchmarks/exhaustive.py whose fleets were missed
-        (1000, 200, "1s", [(2, "a6000 x2 full", 8192)]),  # large passes shorten the time per token
-        (3000, 50, "3s", [(2, "a6000 full", 2048), (1, "a100-80g x2 full", 512)]),
+        (1000, 200, "1s", [(2, "2 a6000 full", 8192)]),  # large passes shorten the time per token
+        (3000, 50, "3s", [(2, "a6000 full", 2048), (1, "2 a100-80g full", 512)]),
     ],
 )
 def test_pass_budgets_of_every_kind_are_tried(

@@ -17,12 +17,13 @@ from kvsim.planner.fleet.demand import FleetTargets, as_time
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
-from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver, costs_as
 
 TARGET_ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
 TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
 OTHER_LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+NOTICED = 0.2  # of the probabilities at larger loads together: less may be chance
 LOAD_HALVINGS = 7  # of the load that limits allow
 NONE = "none meets the targets"
 ONE_KIND, FULL_KV, STRETCH = "one kind of replica", "full KV", "this trace, times as predicted"
@@ -156,6 +157,10 @@ def make_capacity(
         larger = found[label]
     alone = replace(asked.limits, headroom=0.0, failures=0)
     cases = {x: replace(rows[label], limits=alone) for label, x in loads.items()}
+    best = _with_most_headroom(solver, asked, [cases[x] for x in cases if x > 1], best)
+    for label, fleet in found.items():  # of equal prices, the one that is advised
+        if fleet is not None and costs_as(fleet, best) and solver.allows(best, rows[label]):
+            found[label] = best if solver.keeps(best, rows[label]) else fleet
     best, played = _trim_batch_limits(solver, [asked, *cases.values()], best)
     sure = solver.certainty(best, asked)
     at_load = {x: _try(solver, best, case) for x, case in cases.items()}
@@ -169,7 +174,7 @@ def make_capacity(
         targets=asked.targets,
         load=asked.load,
         kinds=solver.kinds,
-        alone=[solver.busy(kind) * asked.load for kind in solver.kinds],
+        alone=[solver.known_busy(kind) * asked.load for kind in solver.kinds],
         fleet=best,
         played=played,
         at_load=at_load,
@@ -179,7 +184,7 @@ def make_capacity(
         at_other_loads={x: OtherFleet(y, found[y], NONE) for y, x in loads.items()},
         at_sellers=_reprice(solver, asked),
         sure=sure,
-        bound=solver.bound(asked),
+        bound=solver.bound(asked, best),
         plays=solver.plays,
     )
 
@@ -210,7 +215,7 @@ def _sold(
 
 
 def _load_label(times: float) -> str:
-    return f"{times:g} times the load"
+    return f"for {times:g} times the load"
 
 
 def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, Fleet, str]:
@@ -359,6 +364,26 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
     targets = targets.times("ttft", beyond).times("tpot", beyond)
     why = "; ".join(said) or "no replica meets the targets under load"
     return targets, f"{why}; the targets were relaxed"
+
+
+def _with_most_headroom(
+    solver: FleetSolver, asked: FleetQuestion, larger: Sequence[FleetQuestion], best: Fleet
+) -> Fleet:
+    """Of the fleets that cost as much, the one that larger loads are likeliest kept by.
+
+    The plainest is taken of those that differ by less than is seen in so few days.
+    """
+    same = [x for x in solver.fleets if costs_as(x, best) and x is not best]
+    same = [best, *(x for x in same if solver.allows(x, asked) and solver.keeps(x, asked))]
+
+    def headroom(fleet: Fleet) -> float:
+        if asked.sure:
+            return sum(solver.certainty(fleet, x).likely["both"] for x in larger)
+        return sum(solver.keeps(fleet, x) for x in larger)
+
+    if len(same) == 1:
+        return best
+    return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.frills))
 
 
 def _trim_batch_limits(

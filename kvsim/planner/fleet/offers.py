@@ -150,12 +150,20 @@ class Configuration:
         return rules.host_cache * keep + min(own, room.host_capacity) * self.gpus
 
     @property
+    def frills(self) -> int:
+        """What it has besides GPUs with full KV, counted."""
+        rules = self.costs.rules
+        some = self.technique != "full", self.apart, rules.host_cache, rules.nvme_cache
+        return sum(map(bool, some))
+
+    @property
     def name(self) -> str:
-        """Short, for tables: the GPU, how many, the weights, the technique and other memories."""
+        """Short, for tables: its GPUs, the weights, the technique and other memories."""
         d = self.costs.deployment
-        several = f" x{d.gpus}{d.parallelism.brackets()}" if d.gpus > 1 else ""
+        gpus = f"{self.gpus} {self.gpu}" if self.gpus > 1 else self.gpu
         weights = "" if d.weights == "fp16" else f" {d.weights}"
-        return f"{self.gpu}{several}{weights} {self.technique}{self._memories}{self._pools}"
+        with_all = f"{weights} {self.technique}{self._memories}{self._pools}"
+        return f"{gpus}{d.parallelism.brackets()}{with_all}"
 
     @property
     def _memories(self) -> str:
@@ -168,11 +176,28 @@ class Configuration:
     def _pools(self) -> str:
         if self.apart is None:
             return ""
-        return f" ({self.apart.prefill} prefill + {self.apart.decode} decode)"
+        each = self.costs.deployment.gpus
+        of = f" engines of {each}" if each > 1 else ""
+        return f" ({self.apart.prefill} prefill + {self.apart.decode} decode{of})"
 
     def limited(self, max_seqs: int) -> "Configuration":
         """The same with another batch limit."""
         return replace(self, costs=self.costs.with_fewer(max_seqs))
+
+
+def count_replicas(count: int, name: str) -> str:
+    """Write how many replicas of a name: ``4 x l40s``, or ``1 replica of 2 h100``.
+
+    Parameters
+    ----------
+    count
+        How many.
+    name
+        Of one of them, as ``Configuration.name`` writes it.
+    """
+    if not name.partition(" ")[0].isdigit():
+        return f"{count} x {name}"
+    return f"{count} {'replica' if count == 1 else 'replicas'} of {name}"
 
 
 # known errors of their times
@@ -308,7 +333,7 @@ def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> lis
     found: list[ReplicaKind] = []
     reason: InputError | InfeasibleError | None = None
     for one in question.rentable:
-        tell(f"what {one.gpu} x{one.deployment.gpus} can run")
+        tell(f"what {one.deployment.gpus} {one.gpu} can run")
         try:
             settings = _list_settings(one, question)
         except (InputError, InfeasibleError) as problem:

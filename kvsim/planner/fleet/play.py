@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetTargets, Traffic
-from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.offers import Configuration, count_replicas
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
 from kvsim.serving.records import REFUSED
@@ -54,10 +54,16 @@ class Fleet:
         return bool((self.running != self.running[0]).any())
 
     @property
+    def frills(self) -> tuple[int, int, int]:
+        """How much there is to run: kinds of replica, what they have, and GPUs of the largest."""
+        used = [x for x, n in zip(self.kinds, self.replicas, strict=True) if n]
+        return len(used), max(x.frills for x in used), max(x.gpus for x in used)
+
+    @property
     def name(self) -> str:
         """Counts and kinds of replica."""
         counted = zip(self.replicas, self.kinds, strict=True)
-        return " + ".join(f"{n} x {x.name}" for n, x in counted if n)
+        return " + ".join(count_replicas(int(n), x.name) for n, x in counted if n)
 
     def total(self, name: str) -> float:
         """A quantity of all replicas that are rented at most: gpus, host or power."""

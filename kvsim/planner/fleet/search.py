@@ -16,12 +16,12 @@ rows that no fit saw. Both are drawn once for all fleets.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import combinations, combinations_with_replacement, product
-from math import ceil, floor, inf, isfinite
+from itertools import combinations, combinations_with_replacement
+from math import ceil, floor, inf, isfinite, nan
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from kvsim.planner.fleet.offers import (
     ReplicaKind,
     Schedule,
     Spread,
+    count_replicas,
     known_spread,
     list_kinds,
 )
@@ -143,6 +144,7 @@ class FleetSolver:
         self.question, self.tell = question, tell
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
+        self._load_of: dict[int, float] = {}  # that each of them was found for
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
@@ -210,24 +212,44 @@ class FleetSolver:
 
     def keeps(self, fleet: Fleet, asked: FleetQuestion) -> bool:
         """Whether a fleet keeps the targets as surely as asked."""
-        if fleet.cost < asked.least * (1 - ROUNDING):
-            return False
+        return self._missed(fleet, asked) is None
+
+    def _missed(self, fleet: Fleet, asked: FleetQuestion) -> Over | None:
+        """How far a fleet is beyond the targets where it does not keep them; None if it does.
+
+        Of the days that are too many to miss, it is the one that is missed by least.
+        """
         cases = list(self.stressed(fleet, asked))
-        if any(not x.running.any(axis=1).all() for x, _ in cases):
-            return False
-        if any(self.over(x, asked, load).both > 1 for x, load in cases):
-            return False
-        if not asked.sure:
-            return True
+        idle = any(not x.running.any(axis=1).all() for x, _ in cases)
+        if idle or fleet.cost < asked.least * (1 - ROUNDING):
+            return Over(inf, inf, inf)
+        today = self._worst(cases, asked)
+        if today.both > 1 or not asked.sure:
+            return today if today.both > 1 else None
         may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
-        left = self._scenarios(fleet, asked.load)
-        while may_miss < len(left):  # else all that are left may be missed
-            day, slowdown = left.pop(0)
-            if any(self.over(x, asked, load, day, slowdown).both > 1 for x, load in cases):
-                may_miss -= 1
-            if may_miss < 0:
-                return False
-        return True
+        left, missed = self._scenarios(fleet, asked.load), list[Over]()
+        while may_miss < len(missed) + len(left):  # else all that are left may be missed
+            worst = self._worst(cases, asked, *left.pop(0))
+            missed += [worst] if worst.both > 1 else []
+            if len(missed) > may_miss:
+                return min(missed, key=lambda x: x.both)
+        return None
+
+    def _worst(
+        self,
+        cases: Sequence[tuple[Fleet, float]],
+        asked: FleetQuestion,
+        day: int = 0,
+        slowdown: float = 1.0,
+    ) -> Over:
+        """How far a fleet is beyond each target in the worst of what it must keep them under."""
+        found = Over(0.0, 0.0, 0.0)
+        for x, load in cases:
+            over = self.over(x, asked, load, day, slowdown)
+            found = Over(*map(max, zip(found, over, strict=True)))
+            if found.both > 1:
+                break
+        return found
 
     def _scenarios(self, fleet: Fleet, load: float) -> list[tuple[int, float]]:
         """Days and slowdowns that stand for what may come, the slowest first."""
@@ -323,6 +345,10 @@ class FleetSolver:
                     return y
         raise KeyError(replica.name)
 
+    def known_busy(self, kind: ReplicaKind) -> float:
+        """Replicas that the whole traffic keeps busy; NaN where no answer needed to know."""
+        return self._busy.get(id(kind), nan)
+
     def busy(self, kind: ReplicaKind) -> float:
         """Replicas that the whole traffic keeps busy: the time of one that gets all at once."""
         key = id(kind)
@@ -371,7 +397,7 @@ class FleetSolver:
 
     def cheapest(self, asked: FleetQuestion) -> Fleet | None:
         """The cheapest of the fleets that answered any question so far, if one does for this."""
-        for fleet in sorted(self.fleets, key=lambda x: (x.cost, _fleet_frills(x))):
+        for fleet in sorted(self.fleets, key=lambda x: (x.cost, x.frills)):
             if self.allows(fleet, asked) and self.keeps(fleet, asked):
                 return fleet
         return None
@@ -387,22 +413,27 @@ class FleetSolver:
         if asked.schedule is not None:
             best = self._scheduled(kinds, asked, best)
         if best is not None and not any(best is x for x in self.fleets):
-            self.fleets.append(best)
+            self._remember(best, asked)
         return best
+
+    def _remember(self, fleet: Fleet, asked: FleetQuestion) -> None:
+        """Offer a fleet to later questions."""
+        self.fleets.append(fleet)
+        self._load_of[id(fleet)] = asked.load
 
     def _plays_of(self, requests: int, asked: FleetQuestion) -> int:
         """How many plays so many requests are enough for; a few are always made."""
         return max(int(requests / asked.load / self.question.traffic.work), FEWEST_PLAYS)
 
     def _guess(self, asked: FleetQuestion) -> Fleet | None:
-        """A known fleet with more replicas for more load, if one does: a first cap on cost."""
-        steady, some = replace(asked, schedule=None), []
-        for fleet, factor in product(self.fleets, GUESSES):
-            counts = np.ceil(fleet.replicas * asked.load * factor - ROUNDING).astype(np.int64)
-            more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
-            if self.allows(more, asked):
-                some.append(more)
-        some.sort(key=lambda x: x.cost)
+        """The cheapest known fleet with more replicas, if one does: a first cap on cost."""
+        steady, some = replace(asked, schedule=None), list[Fleet]()
+        for fleet in sorted(self.fleets, key=lambda x: x.cost / self._load_of[id(x)]):
+            scaled = fleet.replicas * asked.load / self._load_of[id(fleet)]
+            for factor in GUESSES if not some else ():
+                counts = np.ceil(scaled * factor - ROUNDING).astype(np.int64)
+                more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
+                some += [more] if self.allows(more, asked) else []
         kept = bisect_left(some, True, key=lambda x: self.keeps(x, steady))
         return some[kept] if kept < len(some) else None
 
@@ -411,29 +442,37 @@ class FleetSolver:
     ) -> Fleet | None:
         """The cheapest fleet of one kind: always the one that may be cheapest is looked at next.
 
-        A kind may cost what keeps its replicas always busy at first, then what the trace itself
-        needs, and at last what is as sure as asked.
+        A kind may cost what the fewest replicas do at first, then what keeps them always busy, then
+        what the trace itself needs, and at last what is as sure as asked.
         """
-        today = replace(asked, sure=0.0)
-        queue: list[tuple[float, int, int, Fleet | None]] = [
-            (self._bound(kind, asked) * kind.rent, _frills(kind), i, None)
+        today, kept = replace(asked, sure=0.0), list[Fleet]()
+        queue: list[tuple[float, int, int, bool, Fleet | None]] = [
+            ((asked.limits.failures + 1) * kind.rent, kind.choices[0].frills, i, False, None)
             for i, kind in enumerate(kinds)
         ]
         heapify(queue)
         while queue:
-            least, frills, i, drafted = heappop(queue)
+            least, frills, i, bounded, drafted = heappop(queue)
             cap = inf if best is None else best.cost
             if least > cap * (1 + ROUNDING):
                 break
+            if not bounded:
+                bound = self._bound(kinds[i], asked) * kinds[i].rent
+                heappush(queue, (bound, frills, i, True, None))
+                continue
             if drafted is None:
                 found = self._least(kinds[i], today, cap)
                 if found is not None and asked.sure:
-                    heappush(queue, (found.cost, frills, i, found))
+                    heappush(queue, (found.cost, frills, i, True, found))
                     continue
             else:
                 found = self._least(kinds[i], asked, cap, drafted)
-            if found is not None and self._better(found, best):
-                best = found
+            if found is not None:
+                kept.append(found)
+                best = found if self._better(found, best) else best
+        for x in kept:
+            if best is not None and x is not best and costs_as(x, best):
+                self._remember(x, asked)
         return best
 
     def allows(self, fleet: Fleet, asked: FleetQuestion) -> bool:
@@ -450,8 +489,7 @@ class FleetSolver:
         """Whether a fleet is cheaper, or as cheap and plainer."""
         if best is None or fleet.cost < best.cost * (1 - ROUNDING):
             return True
-        plainer = _fleet_frills(fleet) < _fleet_frills(best)
-        return fleet.cost <= best.cost * (1 + ROUNDING) and plainer
+        return costs_as(fleet, best) and fleet.frills < best.frills
 
     def _least(
         self, kind: ReplicaKind, asked: FleetQuestion, cap: float, drafted: Fleet | None = None
@@ -498,7 +536,8 @@ class FleetSolver:
         """The fleet with the fewest replicas of its last kind that keeps what is asked.
 
         Counts go up from those of the first fleet, then by halves between what misses and what
-        keeps. Where one replica less may do, other pass budgets and batch limits are tried.
+        keeps. Where one replica less may do, other pass budgets and batch limits are tried; in
+        pairs, where requests are divided anew for each count, where two less may do, too.
 
         Parameters
         ----------
@@ -542,10 +581,11 @@ class FleetSolver:
                 else:
                     low = middle
             best, low = sized(best, high), least
-            found = self._tuned(sized(best, high - 1), asked) if high - 1 > least else None
+            fewer = [n for n in (high - 1, high - 2)[: len(first.kinds)] if n > least]
+            found = next(filter(None, (self._tuned(sized(best, n), asked) for n in fewer)), None)
             if found is None:
                 return best
-            best, high = found, high - 1
+            best, high = found, int(found.replicas[-1])
 
     def _tuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
         """A fleet that keeps what is asked, with other budgets and limits if it nearly does so."""
@@ -568,14 +608,18 @@ class FleetSolver:
         passes read prompts sooner, small ones let a prompt join the next pass earlier; and both
         may shorten the time per token, so all are played.
         """
+
+        def today(fleet: Fleet) -> float:
+            return self._worst(list(self.stressed(fleet, asked)), asked).both
+
         left = list(range(len(fleet.kinds)))
         while left:
-            tried = [(self._worst(fleet, asked).both, -1, -1, fleet)]
+            tried = [(today(fleet), -1, -1, fleet)]
             for j in left:
                 for y in self._settings(fleet, j, asked):
                     kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
                     other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
-                    tried.append((self._worst(other, asked).both, len(tried), j, other))
+                    tried.append((today(other), len(tried), j, other))
             for over, _, _, other in sorted(tried)[:3]:
                 if over <= 1 and self.keeps(other, asked):
                     return other
@@ -590,7 +634,10 @@ class FleetSolver:
 
         There are none for a fleet that is far from its targets.
         """
-        ttft, tpot, _ = self._worst(fleet, asked)
+        missed = self._missed(fleet, asked)
+        if missed is None:
+            return []
+        ttft, tpot, _ = missed
         x = fleet.kinds[j]
         choices, rules = self._kind_of[id(x)].choices, x.costs.rules
         smaller = rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
@@ -602,11 +649,6 @@ class FleetSolver:
             return [*choices]
         limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
         return [*choices, *(self._limited(x, n) for n in limits if n < rules.max_seqs)]
-
-    def _worst(self, fleet: Fleet, asked: FleetQuestion) -> Over:
-        """How far a fleet is beyond the targets in the worst of what it must keep them under."""
-        each = [self.over(some, asked, load) for some, load in self.stressed(fleet, asked)]
-        return Over(*(max(x) for x in zip(*each, strict=True)))
 
     def _limited(self, x: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
@@ -624,6 +666,8 @@ class FleetSolver:
     ) -> Fleet | None:
         """The cheapest fleet of two kinds, if it is cheaper than the best of one."""
         some: list[ReplicaKind] = []
+        cap = inf if best is None else best.cost
+        kinds = [k for k in kinds if k.rent < cap]
         for gpu in dict.fromkeys(k.gpu for k in kinds):
             mine = [k for k in kinds if k.gpu == gpu]
             mine.sort(key=lambda k: (int(np.isinf(k.needed).sum()), self.busy(k) * k.rent))
@@ -644,7 +688,7 @@ class FleetSolver:
             place, most = ranked.pop(0)
             needs, pair, _ = pairs[place]
             (x, y), n = pair.kinds, int(pair.replicas[0])
-            self.tell(f"{n} x {x.name} together with {y.name}")
+            self.tell(f"{count_replicas(n, x.name)} together with {y.name}")
             low = self._utilised(needs, n, most) - 1
             found = self._fewest(pair, low, most, True, asked)
             if found is not None:
@@ -790,32 +834,22 @@ class FleetSolver:
         """The question with nothing changed."""
         return FleetQuestion(self.question.targets, FleetLimits())
 
-    def bound(self, asked: FleetQuestion) -> float:
-        """Price below which no fleet is: its replicas would be busy all the time. [USD/h]"""
+    def bound(self, asked: FleetQuestion, best: Fleet) -> float:
+        """Price below which no fleet is: its replicas would be busy all the time. [USD/h]
+
+        A kind of which one replica costs more than a known fleet is in none that is cheaper.
+        """
         kinds = [k for k in self.kinds if asked.only(k.choices[0])]
+        if asked.schedule is None:
+            kinds = [k for k in kinds if k.rent <= best.cost * (1 + ROUNDING)]
         each = np.array([self._needed(k.choices[0]) * k.rent for k in kinds])
         each = np.where(np.isfinite(each), each, np.inf).min(axis=0)
         return float(each[np.isfinite(each)].sum()) * asked.load
 
 
-def _frills(kind: ReplicaKind) -> int:
-    """What a kind of replica has besides GPUs with full KV."""
-    return _frills_of(kind.choices[0])
-
-
-def _frills_of(x: Configuration) -> int:
-    rules = x.costs.rules
-    return (
-        (x.technique != "full")
-        + (x.apart is not None)
-        + (rules.host_cache > 0)
-        + (rules.nvme_cache > 0)
-    )
-
-
-def _fleet_frills(fleet: Fleet) -> int:
-    used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
-    return 10 * len(used) + max(map(_frills_of, used), default=0)
+def costs_as(one: Fleet, other: Fleet) -> bool:
+    """Whether two fleets have the same price."""
+    return abs(one.cost - other.cost) <= ROUNDING * other.cost
 
 
 def within_limits(fleet: Fleet, limits: FleetLimits) -> bool:
