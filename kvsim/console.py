@@ -92,6 +92,31 @@ def print_progress(note: str) -> None:
         print_note(note)
 
 
+class TimeLeft:
+    """Notes on the steps of a long run, with an estimate of the remaining time.
+
+    They are printed if standard error is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.began = monotonic()
+
+    def __call__(self, note: str, share: float = 0.0) -> None:
+        """Print a note.
+
+        Parameters
+        ----------
+        note
+            One line of text.
+        share
+            How much of the work is done; 0 where that is unknown.
+        """
+        took = monotonic() - self.began
+        if share and took > INTERVALS[False]:
+            note += f"; about {_format_span(took * (1 - share) / share)} left"
+        print_progress(note)
+
+
 def print_written(place: Path) -> None:
     """Print a note that a file has been written.
 

@@ -10,7 +10,7 @@ from kvsim.api.cost import announce_cost, count_passes
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss, name_stack
 from kvsim.api.simulations import find_value
 from kvsim.api.traffic import ServedRequests, read_traffic
-from kvsim.console import print_note, print_progress
+from kvsim.console import TimeLeft, print_note, print_progress
 from kvsim.emit.engines import check_engines, write_settings
 from kvsim.emit.served import serve_costs
 from kvsim.errors import InfeasibleError, InputError, unknown
@@ -85,7 +85,7 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     name = found.name
     if inputs.find is not None:
         question, name = _find_question(inputs, found, question)
-    answer = make_capacity(question, print_progress)
+    answer = make_capacity(question, TimeLeft())
     counts, used = answer.fleet.replicas, inputs.gpu_memory_utilization
     settings = []
     for j in answer.used:
@@ -102,7 +102,8 @@ def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
     if len(answer.used) > 1 or inputs.schedule or inputs.find or answer.load != 1:
         return ""
     (j,) = answer.used
-    x, count, targets = answer.fleet.kinds[j], int(answer.fleet.replicas[j]), answer.targets
+    x, count = answer.fleet.kinds[j], int(answer.fleet.replicas[j])
+    targets = answer.targets.loosest  # `simulate` has no classes of prompts
     d, rules = x.costs.deployment, x.costs.rules
     layout, tiers, limits = asdict(d.parallelism), ("host_cache", "nvme_cache"), ("ttft", "tpot")
     spread = {k: v for k, v in layout.items() if v > 1}

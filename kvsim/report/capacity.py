@@ -47,7 +47,7 @@ ROUTED = {
 }
 """Where each router sends requests."""
 EXACT = "If predictions were exact"
-MAX_CASES = 7  # other fleets that a terminal shows
+MAX_ROWS, MIN_CASES = 6, 2  # of all that a terminal shows; other fleets among them
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
@@ -103,7 +103,7 @@ def make_result(
         answer,
         fields["fleet"],
         tables=[_fleet_table(fields), loads, fleets],
-        blocks=[*_list_blocks(fields), *_write_check(play), *paste_blocks(pastes)],
+        blocks=[*_list_blocks(fields), *_write_check(play, fields), *paste_blocks(pastes)],
         more=[
             *_separate([replace(table, title="") for table in (loads, fleets)]),
             BLANK,
@@ -122,25 +122,26 @@ def make_result(
     )
 
 
-def _write_check(play: str) -> list[Block]:
+def _write_check(play: str, fields: Row) -> list[Block]:
     """The command that plays the fleet, in lines that a shell reads as one."""
     if not play:
         return []
     whole = shlex.join(word.replace(" ", NO_BREAK) for word in shlex.split(play))
     lines = wrap(whole, LINE, break_long_words=False, break_on_hyphens=False)
     text = " \\\n  ".join(lines).replace(NO_BREAK, " ")
-    return [BLANK, Verbatim(f"# This fleet, played\n{text}")]
+    judged = ", judged by the longest target of any class" if fields["class_targets"] else ""
+    return [BLANK, Verbatim(f"# Simulate this fleet{judged}:\n{text}")]
 
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
     told = EXACT in fields["answer"]  # the fleet for exact predictions, in the verdict
-    cases = (x for x in _dearer_cases(fields) if not (told and x["name"] == STRETCH))
-    shown = [
-        _fleet_table(fields),
-        *_schedule_tables(fields),
-        _fleets_table(list(cases)),
-    ]
+    cases = [x for x in _dearer_cases(fields) if not (told and x["name"] == STRETCH)]
+    schedule = _schedule_tables(fields)
+    taken = [fields["fleet"], fields["assumed"], 2 * fields["class_targets"]]
+    taken += [table.rows for table in schedule]
+    left = max(MAX_ROWS - sum(map(len, taken)), MIN_CASES)
+    shown = [_fleet_table(fields), *schedule, _fleets_table(cases[:left])]
     return [
         Heading(fields["answer"]),
         *_describe_shortfall(fields),
@@ -485,7 +486,6 @@ def _fleet_table(answer: Row) -> Table:
         *([Column("requests", "share_of_requests", percent)] if several else []),
         Column("max-num-seqs", "max_seqs", rank=1),
         Column("tokens / pass", "max_tokens", integer, 1),
-        Column("KV tokens", "kv_cache_tokens", integer, 3),
         *_wait_columns("simulated", f" p{answer['planned_for']['percentile']:g}"),
     ]
     note = DISAGGREGATED_NOTE if any(r["engines"] for r in answer["fleet"]) else ""
@@ -572,15 +572,18 @@ def _list_cases(answer: Row) -> list[Row]:
 
 
 def _dearer_cases(answer: Row) -> list[Row]:
-    """Some of the other fleets: those that cost another price."""
+    """The other fleets that differ from this one, without those for a part of the load."""
     told = {(_name_fleet(answer), answer["usd_per_hour"])}
     rows = []
+    parts = [case for load, case in answer["fleet_at_load"].items() if float(load) < 1]
     for case in _list_cases(answer):
+        if case in parts:
+            continue
         same = case["fleet"], case["usd_per_hour"]
         if case["fleet"] is None or same not in told:
             rows.append(case)
         told.add(same)
-    return rows[:MAX_CASES]
+    return rows
 
 
 def _describe_robustness(answer: Row) -> list[str]:
@@ -598,7 +601,7 @@ def _describe_robustness(answer: Row) -> list[str]:
         for name, x in cases.items()
         if not x["met"]
     ]
-    who = "Without that headroom or further losses, this fleet" if _needed(answer) else "This fleet"
+    who = "Without headroom or losses besides, this fleet" if _needed(answer) else "This fleet"
     said = f"{who} also meets the targets {join_words(met)}" if met else ""
     if missed:
         it, them = ("it", "them") if met else (who, "the targets")

@@ -196,8 +196,11 @@ def test_those_who_wait_longer_are_said_first() -> None:
 def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
     classes = ("--class-targets", "300=3s/100ms,800=none/200ms")
     result = run(*replaced(COMMAND, *TARGETS, "--only", "full", *classes, "--json"))
-    rows = answer_in(result.out)["class_targets"]
+    found = answer_in(result.out)
+    rows = found["class_targets"]
     assert result.code == 0
+    assert "--tpot 0.2s" in found["simulate"]  # of any class the longest, or none
+    assert "--ttft" not in found["simulate"]
     assert [(r["prompt_above"], r["targets"]["ttft_s"]) for r in rows] == [
         (0, rows[0]["targets"]["ttft_s"]),
         (300, 3.0),

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kvsim.api.cost import COMMAND_COSTS, announce_cost
-from kvsim.console import ProgressLine, run_on_command_line
+from kvsim.console import ProgressLine, TimeLeft, run_on_command_line
 from kvsim.errors import InputError
 
 
@@ -69,3 +69,17 @@ def test_the_time_left_is_what_the_later_items_take(
         progress(done)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["kvsim: 1 of 100 chunks", "kvsim: 11 of 100 chunks, about 89 s left"]
+
+
+def test_the_time_left_is_told_after_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 9.0, 20.0, 30.0])
+    monkeypatch.setattr("kvsim.console.monotonic", lambda: next(times))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with run_on_command_line():
+        tell = TimeLeft()
+        for step, share in (("begins", 0.1), ("goes on", 0.25), ("nobody knows", 0.0)):
+            tell(step, share)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["kvsim: begins", "kvsim: goes on; about 60 s left", "kvsim: nobody knows"]

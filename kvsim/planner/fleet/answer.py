@@ -17,11 +17,21 @@ from kvsim.planner.fleet.demand import FleetTargets, as_time
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
-from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver, costs_as
+from kvsim.planner.fleet.search import (
+    ROUNDING,
+    Certainty,
+    FleetQuestion,
+    FleetSolver,
+    costs_as,
+)
 
 TARGET_ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
 TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
 OTHER_LOADS = (0.5, 1.5, 2.0)
+PLAYS_TO_ANSWER = 4.0  # of each kind of replica until the fleet is found, about
+ANSWER_SHARE = 0.35  # of all time until then, about
+TIME_OF, AFTERWARDS = {f"for {x:g} times the load": 4.0 * x for x in OTHER_LOADS}, 3.0
+"""Time of comparisons with other loads, and of what follows them, over that of the others."""
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NOTICED = 0.2  # of the probabilities at larger loads together: less may be chance
 LOAD_HALVINGS = 7  # of the load that limits allow
@@ -110,7 +120,7 @@ class CapacityAnswer:
 
 
 def make_capacity(
-    question: CapacityQuestion, tell: Callable[[str], None] = lambda _: None
+    question: CapacityQuestion, tell: Callable[[str, float], None] = lambda *_: None
 ) -> CapacityAnswer:
     """Find the cheapest fleet that meets the targets when it plays the trace.
 
@@ -122,7 +132,7 @@ def make_capacity(
     question
         What is asked.
     tell
-        Is told what is being done.
+        Is told what is being done, and how much of all work is done; 0: unknown.
 
     Raises
     ------
@@ -131,22 +141,35 @@ def make_capacity(
     InfeasibleError
         If the limits leave no fleet at all.
     """
-    solver = FleetSolver(question, tell)
+    share, solver = 0.0, FleetSolver(question, lambda text: tell(text, 0.0))
+
+    def tell_share(text: str) -> None:
+        found = solver.plays / (PLAYS_TO_ANSWER * len(solver.kinds))
+        tell(text, share or ANSWER_SHARE * min(found, 0.9))
+
+    solver.tell = tell_share
     doubled = (question.targets.times(name, TARGET_FACTOR) for name in ("ttft", "tpot"))
     solver.judged += [x for x in doubled if x != question.targets]
     asked = FleetQuestion(
         question.targets, question.limits, sure=question.sure, schedule=question.schedule
     )
     asked, chosen, shortfall = _answer(solver, asked)
+    if solver.certainty(chosen, asked).likely["both"] < asked.sure - ROUNDING:
+        solver.thorough = True
+        asked, chosen, shortfall = _answer(solver, asked)
     rows = _changed(solver, asked, chosen)
     solver.judged = list({x.targets for x in (asked, *rows.values())})
+    share, total = ANSWER_SHARE, AFTERWARDS + sum(TIME_OF.get(label, 1.0) for label in rows)
+    others = _comparisons(solver, asked)
     for label, changed in rows.items():
-        tell(f"for comparison: {label}")
+        if label in others and label != STRETCH and solver.allows(chosen, changed):
+            continue  # the cheapest of all is what is left, too
+        solver.tell(f"for comparison: {label}")
         solver.solve(changed)
+        share += (1 - ANSWER_SHARE) * TIME_OF.get(label, 1.0) / total
     # a fleet that answered a later question may do for an earlier one
     best = solver.cheapest(asked) or chosen
     found = {label: solver.cheapest(changed) for label, changed in rows.items()}
-    others = _comparisons(solver, asked, best)
     loads = {_load_label(x): x for x in OTHER_LOADS if _load_label(x) in rows}
     larger: Fleet | None = None
     for label, x in sorted(loads.items(), key=lambda x: -x[1]):  # what carries more carries less
@@ -161,6 +184,7 @@ def make_capacity(
     for label, fleet in found.items():  # of equal prices, the one that is advised
         if fleet is not None and costs_as(fleet, best) and solver.allows(best, rows[label]):
             found[label] = best if solver.keeps(best, rows[label]) else fleet
+    at_sellers = _reprice(solver, asked, best)
     best, played = _trim_batch_limits(solver, [asked, *cases.values()], best)
     sure = solver.certainty(best, asked)
     at_load = {x: _try(solver, best, case) for x, case in cases.items()}
@@ -182,20 +206,21 @@ def make_capacity(
         alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
         limits=[OtherFleet(x, found[x], NONE) for x in rows if x not in others and x not in loads],
         at_other_loads={x: OtherFleet(y, found[y], NONE) for y, x in loads.items()},
-        at_sellers=_reprice(solver, asked),
+        at_sellers=at_sellers,
         sure=sure,
         bound=solver.bound(asked, best),
         plays=solver.plays,
     )
 
 
-def _reprice(solver: FleetSolver, asked: FleetQuestion) -> dict[str, Fleet]:
+def _reprice(solver: FleetSolver, asked: FleetQuestion, best: Fleet) -> dict[str, Fleet]:
     """The cheapest of the fleets found for any question, at the prices of each other seller."""
     sellers = solver.question.sellers
     fleets = [x for x in solver.fleets if sellers and solver.allows(x, asked)]
     kept = [x for x in fleets if solver.keeps(x, asked)]
+    kept.sort(key=lambda x: (x is not best, x.frills))  # of equal prices, the first
     return {
-        seller: min((_sold(x, prices, solver, asked) for x in kept), key=lambda x: x.cost)
+        seller: min((_sold(x, prices, solver, asked) for x in kept), key=lambda x: round(x.cost, 9))
         for seller, prices in sellers.items()
         if kept
     }
@@ -261,7 +286,7 @@ def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, F
 
 def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[str, FleetQuestion]:
     """Every other question whose answer stands beside the fleet, by its label."""
-    rows = _comparisons(solver, asked, chosen)
+    rows = _comparisons(solver, asked)
     whole = "" if asked.load == 1 else "the whole trace "
     for called, changed in relaxed_limits(asked.limits).items():
         rows[f"{whole}without {called}"] = replace(asked, limits=changed, load=1.0)
@@ -279,9 +304,7 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
     return rows
 
 
-def _comparisons(
-    solver: FleetSolver, asked: FleetQuestion, chosen: Fleet
-) -> dict[str, FleetQuestion]:
+def _comparisons(solver: FleetSolver, asked: FleetQuestion) -> dict[str, FleetQuestion]:
     """Questions about other kinds of fleet for the same traffic."""
     rows: dict[str, FleetQuestion] = {}
     if asked.limits.configurations > 1:

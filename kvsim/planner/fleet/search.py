@@ -15,7 +15,6 @@ blocks of time, and over the error of the times, whose logarithm is normal with 
 rows that no fit saw. Both are drawn once for all fleets.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -48,6 +47,7 @@ PREFIX_BOUND_SHARE = 0.5  # likewise where more replicas keep more prefixes
 MOST_OF_BOUND, MOST_BEYOND = 16, 16  # replicas that are tried at most: times the bound, and more
 DAYS, FEWER_DAYS = 32, 10  # that a probability is taken over
 DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
+EASY, EASY_DAYS = 0.55, 2  # of the targets, and days in a row within it: others are not played
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
@@ -145,6 +145,7 @@ class FleetSolver:
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
         self._load_of: dict[int, float] = {}  # that each of them was found for
+        self.thorough = False  # whether every day is played before a fleet is said to keep them
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
@@ -227,10 +228,13 @@ class FleetSolver:
         if today.both > 1 or not asked.sure:
             return today if today.both > 1 else None
         may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
-        left, missed = self._scenarios(fleet, asked.load), list[Over]()
+        left, missed, easy = self._scenarios(fleet, asked.load), list[Over](), 0
         while may_miss < len(missed) + len(left):  # else all that are left may be missed
             worst = self._worst(cases, asked, *left.pop(0))
             missed += [worst] if worst.both > 1 else []
+            easy = easy + 1 if worst.both <= EASY else 0
+            if easy == EASY_DAYS and not self.thorough:
+                return None  # times are shorter on all that are left
             if len(missed) > may_miss:
                 return min(missed, key=lambda x: x.both)
         return None
@@ -434,8 +438,7 @@ class FleetSolver:
                 counts = np.ceil(scaled * factor - ROUNDING).astype(np.int64)
                 more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
                 some += [more] if self.allows(more, asked) else []
-        kept = bisect_left(some, True, key=lambda x: self.keeps(x, steady))
-        return some[kept] if kept < len(some) else None
+        return next((x for x in some if self.keeps(x, steady)), None)
 
     def _of_one_kind(
         self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
@@ -512,8 +515,8 @@ class FleetSolver:
         most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
         if isfinite(cap):
             most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
-        capped = bool(asked.sure) or isfinite(cap)
-        found = self._fewest(self.always(asked, (x, bound)), low, most, capped, asked)
+        first = self.always(asked, (x, max(bound, low + 1)))
+        found = self._fewest(first, low, most, isfinite(cap), asked)
         if not asked.least:
             missed = self._known_too_few(kind, asked, asked.sure)
             few = most if found is None else int(found.replicas[0]) - 1
