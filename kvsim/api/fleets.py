@@ -109,7 +109,8 @@ def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
     spread = {k: v for k, v in layout.items() if v > 1}
     stored = {k: getattr(rules, k) / GIB for k in tiers if getattr(rules, k)}
     times = {k: f"{t:.6g}s" for k in limits if isfinite(t := getattr(targets, k))}
-    known = options_of("simulate").keys() - {"find", *SHOWN_BY, *layout, *tiers, *limits}
+    options = options_of("simulate")
+    known = options.keys() - {"find", *SHOWN_BY, *layout, *tiers, *limits}
     known -= set() if rules.nvme_cache else {"nvme_read", "nvme_write"}
     known -= set() if x.apart else {"nic"}
     kept = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
@@ -130,7 +131,8 @@ def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
         **({"prefill_replicas": count * x.apart.prefill} if x.apart else {}),
         **times,
     }
-    return command_line("simulate", played)
+    told = {k: v for k, v in played.items() if v != options[k].default}
+    return command_line("simulate", told)
 
 
 def build_question(

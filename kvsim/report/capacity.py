@@ -36,7 +36,7 @@ from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
 from kvsim.serving.servable import describe_left_out
 
-LINE = 96  # of a command in several lines [characters]
+LINE = 97  # of a command in several lines [characters]
 NO_BREAK = "\0"  # stands for a space within a word
 ROUTED = {
     "round-robin": "each replica in turn",
@@ -47,7 +47,7 @@ ROUTED = {
 }
 """Where each router sends requests."""
 EXACT = "If predictions were exact"
-MAX_ROWS, MIN_CASES = 6, 2  # of all that a terminal shows; other fleets among them
+MAX_ROWS, MIN_CASES = 5, 2  # of all that a terminal shows; other fleets among them
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
@@ -436,7 +436,7 @@ def _describe_prices(answer: Row) -> str:
         f"{', '.join(prices)} ({', '.join(filter(None, [terms, join_words(list(dates))]))})"
         for terms, (prices, dates) in by_terms.items()
     )
-    told = f"Prices per GPU and hour: {', '.join(listed)}"
+    told = f"Prices per GPU-hour: {', '.join(listed)}"
     if found["others"]:
         other = min(found["others"], key=lambda x: x["usd_per_hour"])
         told += f"; {other['seller']}: {_shorten(other['name'])}, {usd(other['usd_per_hour'])}/h"

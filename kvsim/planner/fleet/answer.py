@@ -141,11 +141,12 @@ def make_capacity(
     InfeasibleError
         If the limits leave no fleet at all.
     """
-    share, solver = 0.0, FleetSolver(question, lambda text: tell(text, 0.0))
+    solver = FleetSolver(question, lambda text: tell(text, 0.0))
+    share, part, before = 0.0, ANSWER_SHARE, 0  # of all time: what is done, and what comes next
+    expected = PLAYS_TO_ANSWER * len(solver.kinds)
 
     def tell_share(text: str) -> None:
-        found = solver.plays / (PLAYS_TO_ANSWER * len(solver.kinds))
-        tell(text, share or ANSWER_SHARE * min(found, 0.9))
+        tell(text, share + part * min((solver.plays - before) / expected, 0.9))
 
     solver.tell = tell_share
     doubled = (question.targets.times(name, TARGET_FACTOR) for name in ("ttft", "tpot"))
@@ -159,14 +160,17 @@ def make_capacity(
         asked, chosen, shortfall = _answer(solver, asked)
     rows = _changed(solver, asked, chosen)
     solver.judged = list({x.targets for x in (asked, *rows.values())})
-    share, total = ANSWER_SHARE, AFTERWARDS + sum(TIME_OF.get(label, 1.0) for label in rows)
+    share, answered = ANSWER_SHARE, solver.plays
+    total = AFTERWARDS + sum(TIME_OF.get(label, 1.0) for label in rows)
     others = _comparisons(solver, asked)
     for label, changed in rows.items():
         if label in others and label != STRETCH and solver.allows(chosen, changed):
             continue  # the cheapest of all is what is left, too
+        part, before = (1 - ANSWER_SHARE) * TIME_OF.get(label, 1.0) / total, solver.plays
+        expected = answered * part / ANSWER_SHARE / changed.load
         solver.tell(f"for comparison: {label}")
         solver.solve(changed)
-        share += (1 - ANSWER_SHARE) * TIME_OF.get(label, 1.0) / total
+        share += part
     # a fleet that answered a later question may do for an earlier one
     best = solver.cheapest(asked) or chosen
     found = {label: solver.cheapest(changed) for label, changed in rows.items()}
