@@ -398,18 +398,24 @@ def _with_most_headroom(
 ) -> Fleet:
     """Of the fleets that cost as much, the one that larger loads are likeliest kept by.
 
-    The plainest is taken of those that differ by less than is seen in so few days.
+    The plainest is taken of those that differ by less than is seen in so few days, and none is
+    taken that keeps the load that was asked for less surely than the plainest.
     """
     same = [x for x in solver.fleets if costs_as(x, best) and x is not best]
     same = [best, *(x for x in same if solver.allows(x, asked) and solver.keeps(x, asked))]
 
+    def likely(fleet: Fleet, question: FleetQuestion) -> float:
+        if not asked.sure:
+            return float(solver.keeps(fleet, question))
+        return solver.certainty(fleet, question).likely["both"]
+
     def headroom(fleet: Fleet) -> float:
-        if asked.sure:
-            return sum(solver.certainty(fleet, x).likely["both"] for x in larger)
-        return sum(solver.keeps(fleet, x) for x in larger)
+        return sum(likely(fleet, x) for x in larger)
 
     if len(same) == 1:
         return best
+    plain = min(same, key=lambda x: x.frills)
+    same = [x for x in same if likely(x, asked) >= likely(plain, asked)]
     return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.frills))
 
 
