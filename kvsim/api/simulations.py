@@ -407,8 +407,14 @@ def find_value(
     what, drawn, fleets = inputs.find, traffic.workload is not None, inputs.command == "capacity"
     if what not in SOUGHT:
         raise InputError(f"--find: got {what[:40]!r}; expected {', '.join(SOUGHT)}")
-    if fleets and what in ("replicas", "prefill-replicas"):
-        raise InputError(f"--find {what}: kvsim capacity finds it by itself; omit --find")
+    if fleets and what == "replicas":
+        raise InputError("--find replicas: kvsim capacity finds it by itself; omit --find")
+    if fleets and what == "prefill-replicas":
+        raise InputError(
+            "--find prefill-replicas: kvsim capacity --pools yes compares all divisions into "
+            "prefill and decode replicas by itself, without --find; of a given number, "
+            "kvsim simulate --replicas 8 --find prefill-replicas finds the best"
+        )
     if not fleets and inputs.ttft is None and inputs.tpot is None:
         raise InputError("--find: no target is given; add --ttft or --tpot, such as --ttft 2s")
     replicas = case["replicas"]

@@ -90,7 +90,8 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
         reason, *remedies = str(problem).splitlines()
         code = _print_error(reason, LIMIT)
         for line in remedies:
-            typer.echo(_clean(line), err=True)
+            indent = line[: len(line) - len(line.lstrip(" "))]
+            typer.echo(f"{indent}{_clean(line)}", err=True)
         return code
     if isinstance(problem, InputError):
         return _print_error(str(problem), BAD)

@@ -427,6 +427,7 @@ def _plan(call: Call) -> None:
     except InfeasibleError as none:
         from kvsim.planner.alternatives import NoPlanError
         from kvsim.report import plan, plan_service
+        from kvsim.report.terminal import Terminal
 
         if isinstance(none, NoPlanError):
             room = plan if call.options.get("offline") else plan_service
@@ -434,6 +435,9 @@ def _plan(call: Call) -> None:
             call.write(empty)
             if call.json:
                 empty.show(json=True)
+            if empty.blocks:
+                told = "\n".join([none.reason, *Terminal().lines(empty.blocks)])
+                raise InfeasibleError(told) from None
         raise
     call.show(result)
 

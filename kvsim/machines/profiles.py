@@ -769,7 +769,8 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
         typed = match_gpu(name, _gpu_names())
         if typed is not None:
             return shipped[typed]
-    raise unknown(kind, name, shipped, "or give the path of a .toml file")
+    what = "engine or stack" if kind == "stack" else kind
+    raise unknown(what, name, shipped, "or give the path of a .toml file")
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +40,9 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence, weights_evidence
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.released import FULL, engines_running
+
+if TYPE_CHECKING:
+    from kvsim.planner.service import PlayedOption
 
 LABELS = {
     "gpu_memory": "GPU memory",
@@ -303,6 +307,8 @@ class PlanRemedy:
         Of the objective over the plan without it, relative; NaN where there is none.
     caution
         What the change itself costs.
+    evidence
+        Of the loss of quality with it; None where nothing is lost by the change.
     """
 
     changes: Mapping[str, str]
@@ -310,6 +316,7 @@ class PlanRemedy:
     gives: Prediction | Carried
     gain: float = float("nan")
     caution: str = ""
+    evidence: Evidence | None = None
 
     @property
     def option(self) -> str:
@@ -363,6 +370,10 @@ class NoPlanError(InfeasibleError):
         What was asked for first.
     relaxations
         The smallest value of each limit that, all others kept, would do; as stored in limits.
+    asked
+        What a service was asked to keep, and for which requests, in sentences.
+    nearest
+        What a service carries with the change that is nearest to what was asked for.
     """
 
     def __init__(
@@ -371,12 +382,15 @@ class NoPlanError(InfeasibleError):
         remedies: Sequence[PlanRemedy],
         deployment: Deployment,
         relaxations: Mapping[str, float] | None = None,
+        asked: str = "",
+        nearest: "PlayedOption | None" = None,
     ) -> None:
-        head = f"{text}\nChanges that meet them:"
-        super().__init__("\n- ".join([head, *map(str, remedies)]) if remedies else text)
+        head = [text, *([asked] if asked else []), *(["A plan exists with:"] if remedies else [])]
+        super().__init__("\n".join([*head, *(f"- {one}" for one in remedies)]))
         self.reason = text
         self.remedies, self.deployment = list(remedies), deployment
         self.relaxations = dict(relaxations or {})
+        self.asked, self.nearest = asked, nearest
 
 
 def quick_plan(question: Question, some: tuple[str, ...] = QUICK_TECHNIQUES) -> Prediction | None:

@@ -19,9 +19,12 @@ from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.alternatives import NoPlanError, PlanRemedy
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
 from kvsim.planner.question import (
+    DEFAULT_TPOT,
+    DEFAULT_TTFT,
     GIB,
     Question,
     format_number,
+    format_seconds,
     narrower_formats,
     needed_option,
     round_up,
@@ -35,6 +38,7 @@ from kvsim.planner.service import (
     full_weights,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
+from kvsim.serving.outcome import Outcome
 from kvsim.techniques.released import FULL, engine_refusal, served_by
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -53,9 +57,14 @@ class _Tried:
     """A remedy, the targets with it, and whether it carries so little that others outdo it."""
 
     remedy: PlanRemedy
-    carried: Carried
+    option: PlayedOption
     asked: ServiceLevel
     poor: bool
+
+    @property
+    def carried(self) -> Carried:
+        """What an engine carries with it."""
+        return self.option.carried
 
     def outdone(self, other: "_Tried") -> bool:
         """Whether fewer changes carry more within targets that are no longer."""
@@ -64,6 +73,7 @@ class _Tried:
             and other.asked.ttft <= self.asked.ttft
             and other.asked.tpot <= self.asked.tpot
             and other.carried.per_s >= self.carried.per_s
+            and other.carried.gpus <= self.carried.gpus
         )
 
 
@@ -73,7 +83,7 @@ class _Freed:
 
     changes: Mapping[str, str]
     question: ServiceQuestion
-    caution: str = ""
+    lossy: bool = False
     more: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -93,9 +103,33 @@ def explain_no_service(
     q = question.deployments[0]
     every = list(_remedies(question, with_prompt))
     some = [r for r in every if not r.poor] or every
-    remedies = [r.remedy for r in some if not any(map(r.outdone, some))]
-    why = describe_obstacle(question)
-    return NoPlanError(f"no plan meets the targets: {why}", remedies, q.deployment)
+    kept = [r for r in some if not any(map(r.outdone, some))]
+    same = [r for r in every if set(r.remedy.changes) <= {"ttft", "tpot"}]  # whatever it carries
+    nearest = next(iter([*same, *kept]), None)
+    remedies = [r.remedy for r in ([] if nearest is None else [nearest])]
+    remedies += [r.remedy for r in kept if r is not nearest]
+    return NoPlanError(
+        f"no plan meets the targets: {describe_obstacle(question)}",
+        remedies,
+        q.deployment,
+        asked=describe_asked(question),
+        nearest=None if nearest is None else nearest.option,
+    )
+
+
+def describe_asked(question: ServiceQuestion) -> str:
+    """Which targets are kvsim's own, as none were given, and what the requests look like."""
+    asked, usual = question.asked, {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
+    own = {k: f"{k.upper()} {show_time(v)}" for k, v in usual.items() if getattr(asked, k) == v}
+    said = ""
+    if own:
+        many = len(own) > 1
+        said = (
+            f"{' and '.join(own.values())} {'are' if many else 'is'} kvsim's default "
+            f"target{'s' if many else ''}; {' and '.join(f'--{k}' for k in own)} "
+            f"set{'' if many else 's'} your own. "
+        )
+    return f"{said}Requests: {question.load.words}."
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:
@@ -134,18 +168,24 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             hosted = d.model.experts and not q.admission.engine and "host" not in d.stack.kernels
             return f"{text} (--engine llamacpp keeps experts in host memory)" if hosted else text
         return f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
+    if np.inf in least.values() and (o := _play_idle(question, other)) is not None:
+        return (
+            f"{100 * o.refused.mean():.2g} % of requests are larger than the KV cache{where}, so "
+            f"fewer than {100 * question.asked.share:g} % can be served"
+        )
     found = []
     for name, value in least.items():
         limit = getattr(question.asked, name)
         if value > limit:
             found.append(
                 f"even at light load{where}, {name.upper()} p{100 * question.asked.share:g} would "
-                f"be {show_time(value)}, above the target of {show_time(limit)}"
+                f"be {format_seconds(value)}, above the target of {format_seconds(limit)}"
             )
     sure = question.asked.sure
     if found and sure > 0.5:
         found[-1] += f" (with a margin for {100 * sure:g} % probability)"
-    return "; ".join(found) or "both targets cannot be met together, even at light load"
+    some = f"{100 * question.asked.share:g} % of requests"
+    return "; ".join(found) or f"{some} cannot meet both targets, even at light load"
 
 
 def _weights_too_lossy(question: ServiceQuestion) -> str:
@@ -203,8 +243,8 @@ def too_lossy(where: Question, known: list[Candidate]) -> str:
     return f"{text}; {mildest.needs} admits {mildest.technique} ({mildest.evidence})"
 
 
-def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] | None:
-    """TTFT and TPOT that enough requests keep at light load; None where nothing fits. [s]"""
+def _play_idle(question: ServiceQuestion, where: Question) -> Outcome | None:
+    """What happens at light load; None where nothing fits."""
     search, q = ServiceSearch(question), where
     c = plain_candidate(search, q)
     if c is None:
@@ -216,12 +256,24 @@ def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] |
         return None
     slower = known_factors(q.deployment, c.technique, question.asked.sure).apply(costs)
     o = search.rates.play(slower, IDLE)
-    if not o.finished.any():
+    return o if o.finished.any() else None
+
+
+def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] | None:
+    """TTFT and TPOT that enough requests keep at light load; None where nothing fits. [s]
+
+    Infinite where more requests are larger than the cache than may be late.
+    """
+    o = _play_idle(question, where)
+    if o is None:
         return None
-    share = question.asked.share
+    share, refused = question.asked.share, float(o.refused.mean())
+    if refused > 1 - share:
+        return {"ttft": np.inf, "tpot": np.inf}
+    able = share / (1 - refused)  # of the others
     return {
-        "ttft": float(np.nanquantile(o.ttft_s, share)),
-        "tpot": float(np.nanquantile(o.tpot_s, share)) if np.isfinite(o.tpot_s).any() else 0.0,
+        "ttft": float(np.nanquantile(o.ttft_s, able)),
+        "tpot": float(np.nanquantile(o.tpot_s, able)) if np.isfinite(o.tpot_s).any() else 0.0,
     }
 
 
@@ -258,6 +310,10 @@ def _remedies(
         if found is not None:
             done += [] if found.poor else [set(kinds)]
             yield found
+            alone = {"weights"} in done or {"weights", "times"} in done
+            if "gpus" in kinds and "weights" not in kinds and not alone:
+                changed = [_narrower, *(CHANGES[kind] for kind in kinds)]
+                yield from _fewer_gpus(found, _apply(changed, start))
     cards = _first(_other_cards(start)) or _first(_apply([_other_cards, _longer_times], start))
     for found in (cards, _first(_less_sure(start))):
         if found is not None:
@@ -266,6 +322,22 @@ def _remedies(
         shorter = _first(_shorter(question, with_prompt))
         if shorter is not None:
             yield shorter
+
+
+def _fewer_gpus(alone: _Tried, freed: Iterable[_Freed]) -> Iterator[_Tried]:
+    """Narrower weights on fewer GPUs than the weights asked for need, the gentlest of the fewest.
+
+    Parameters
+    ----------
+    alone
+        What more GPUs alone carry.
+    freed
+        Questions with both changed.
+    """
+    some = [x for x in freed if x.question.deployments[0].deployment.gpus < alone.carried.gpus]
+    found = _first(sorted(some, key=lambda x: x.question.deployments[0].deployment.gpus))
+    if found is not None:
+        yield found
 
 
 def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
@@ -290,8 +362,10 @@ def _first(freed: Iterable[_Freed]) -> _Tried | None:
                 given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
                 changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
             little = found.carried.each_per_s < WORTH_NAMING * found.candidate.guess
-            remedy = PlanRemedy(changes, "", found.carried, caution=one.caution)
-            tried = _Tried(remedy, found.carried, one.question.asked, little)
+            known = found.candidate.evidence if one.lossy else None
+            caution = str(known or "")
+            remedy = PlanRemedy(changes, "", found.carried, caution=caution, evidence=known)
+            tried = _Tried(remedy, found, one.question.asked, little)
             if not little:
                 return tried
             poor = max(poor or tried, tried, key=lambda r: r.carried.per_s)
@@ -308,7 +382,8 @@ def _longer_times(before: _Freed) -> Iterator[_Freed]:
     some = [replace(question, deployments=(q,)) for q in question.deployments[:LAYOUTS_TRIED]]
     known = [(one, idle_times(one, one.deployments[0])) for one in some]
     for slack, (one, least) in product(TARGET_SLACKS, known):
-        needed = {k: v for k, v in (least or {}).items() if v * TIGHT > getattr(asked, k)}
+        times = {k: v for k, v in (least or {}).items() if np.isfinite(v)}
+        needed = {k: v for k, v in times.items() if v * TIGHT > getattr(asked, k)}
         longer = {k: round_up(v * slack) for k, v in needed.items()}
         if longer:
             said = {k: show_time(v) for k, v in longer.items()}
@@ -337,10 +412,9 @@ def _narrower(before: _Freed) -> Iterator[_Freed]:
             for q, formats in able
             if name in formats
         )
-        known = weights_evidence(some[0].deployment.model, name)
+        lossy = weights_evidence(some[0].deployment.model, name).kind != "lossless"
         changes = {**before.changes, "weights": name}
-        free = replace(question, deployments=some)
-        yield _Freed(changes, free, f"{name} weights: {known}")
+        yield _Freed(changes, replace(question, deployments=some), lossy)
 
 
 def _more_loss(before: _Freed) -> Iterator[_Freed]:
@@ -353,7 +427,7 @@ def _more_loss(before: _Freed) -> Iterator[_Freed]:
         one = replace(q, admission=admission).with_limits(loss=c.evidence.column)
         changes = {**before.changes, name.replace("-", "_"): value}
         free = replace(before.question, deployments=(one,))
-        yield _Freed(changes, free, f"{c.technique}: {c.evidence}")
+        yield _Freed(changes, free, lossy=True)
 
 
 def _more_gpus(before: _Freed) -> Iterator[_Freed]:

@@ -67,7 +67,7 @@ BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
 WORTH_SHOWING = 0.5  # of the objective: less is no alternative
-FULL_CACHE = 0.98  # used share of a KV cache in which a further request rarely fits
+LARGER_CACHE = 4  # times the KV cache: what does not help then is not memory
 MATTERS = 0.05  # relative gain from a target a tenth looser, with which one twice as long is tried
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
@@ -217,7 +217,7 @@ class ServicePlan:
     prices: dict[str, float]  # a looser target -> relative gain of the rate
     considered: int  # settings and batches in closed form
     plays: int
-    fills_cache: bool  # whether the KV cache ends the rate, as no looser target would raise it
+    fills_cache: bool  # whether the KV cache ends the rate: a larger one would raise it
     missing: list[Deployment]  # of those asked for, on which nothing keeps the targets
     replicas: int = 0  # that carry a trace at its own rate; 0 where the largest rate was asked for
 
@@ -662,10 +662,15 @@ class ServiceSearch:
         return found
 
     def _fills_cache(self, choice: PlayedOption) -> bool:
-        """Whether the KV cache of a replica is full at a rate a tenth higher."""
+        """Whether a larger KV cache alone would let a replica keep the targets at a higher rate.
+
+        At a rate above what the GPU computes any cache is full, so that tells nothing.
+        """
         c = choice.carried
-        played = self.rates.play(c.slower.apply(c.costs), 1.1 * c.each_per_s)
-        return played.kv_peak_share > FULL_CACHE
+        costs = c.slower.apply(c.costs)
+        blocks = int(LARGER_CACHE * costs.capacity / max(costs.room.block_bytes, 1.0))
+        larger = costs.with_rules(replace(costs.rules, blocks=blocks))
+        return self.rates.kept(larger, 1.1 * c.each_per_s) >= self.q.asked.share
 
     def composed(self, question: Question, every: bool) -> Iterator[Candidate]:
         """The best compositions on a deployment, where there is anything to compose.

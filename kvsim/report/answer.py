@@ -9,7 +9,7 @@ from dataclasses import field, replace
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
-from kvsim.report.terminal import BLANK, COMMAND, Block, Hanging, Items
+from kvsim.report.terminal import BLANK, COMMAND, Block, Command, Hanging, Items
 from kvsim.report.units import likelihood, rate, rounded, seconds, usd
 
 BRIEF = 2  # sentences of evidence that a terminal shows unless asked for more
@@ -114,9 +114,17 @@ class Answer:
                 lines = [" ".join(lines[:brief])]
             elif brief and heading == "Runner-up":
                 continue  # a row of the table
+            elif brief and heading == "Left out":
+                lines = ["; ".join(line.rstrip(".") for line in lines) + "."]
             elif brief and len(lines) > MAX_CHANGES + 1 and heading == "What to change":
                 more = f"{len(lines) - MAX_CHANGES} more with --verbose."
                 lines = [*lines[:MAX_CHANGES], more]
+            if heading == "How to run it" and (found := COMMAND.match(lines[0])):
+                engine, line, needs = found.groups()
+                blocks += [f"How to run it with {engine}{needs or ''}:", Command(line)]
+                if lines[1:]:
+                    blocks.append(Items(lines[1:]))
+                continue
             single = len(lines) == 1
             blocks += (
                 [Hanging(f"{heading}: {lines[0]}")] if single else [f"{heading}:", Items(lines)]

@@ -338,10 +338,10 @@ def _run_tables(row: Row) -> list[Table]:
     numbers = [{"key": key} | found for key, found in row["numbers"].items()]
     columns = [
         text_column("parameter", "key"),
-        Column("by the run", "value", write=lambda n: _written(n, "value")),
+        Column("fitted", "value", write=lambda n: _written(n, "value")),
         Column("±", "error", write=lambda n: _written(n, "error")),
         text_column("means", lambda n: MEANINGS[n["key"].rpartition(".")[2]], rank=1),
-        text_column("", lambda n: n["verdict"]),
+        text_column("", lambda n: n["verdict"].replace("not told", "undetermined")),
     ]
     unseen, before = row["error_not_seen"], row["error_before"]
     errors = [
@@ -369,7 +369,9 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     unseen, before = row["error_not_seen"], row["error_before"]
     now, was = (100 * float(np.mean(np.abs(list(x.values())))) for x in (unseen, before))
     moved = [key for key, n in row["numbers"].items() if n["verdict"] == "moved"]
-    others = f"the {row['checked_requests']:,} requests on {deployment.hardware.name} that it left"
+    many, card = f"{row['checked_requests']:,}", deployment.hardware.name
+    others = f"the {many} requests on {card} that the fit did not see"
+    used = "the fitted numbers" if moved and not row["refused"] else f"{row['stack']}'s numbers"
     if row["refused"]:
         done = f"The fit is refused: {row['stack']}'s own numbers predict {others} better."
     elif moved:
@@ -379,8 +381,10 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     return Answer(
         verdict(
             [
-                f"{done} Statistics are {now:.1f} % off there on average (before: {was:.1f} %).",
-                f"Use it with --stack {quote(str(place))}: that is its interval there."
+                f"{done} Predicted TTFT, TPOT and latency of those requests are off by {now:.1f} % "
+                f"on average (before the fit: {was:.1f} %).",
+                f"--stack {quote(str(place))} predicts with {used}; this error sets its prediction "
+                f"interval on {card}."
                 if place
                 else "",
             ],

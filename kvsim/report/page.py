@@ -112,7 +112,7 @@ def _mark_code(text: str) -> str:
 
 def _mark_command(line: str) -> str:
     """Escape a line and set its codes, and an engine's command, as code."""
-    return COMMAND.sub(r"\1: <code>\2</code>", _mark_code(line))
+    return COMMAND.sub(r"\1: <code>\2</code>\3", _mark_code(line))
 
 
 def _keep_options(text: str) -> str:

@@ -324,14 +324,34 @@ def describe_command(engine: str, served: "Served", stack: str, replicas: int = 
     from kvsim.emit.engines import emit
 
     found, title = emit(engine, served), join_titles([engine])
+    own = stack.partition("@")[0]
+    if own == "ollama":
+        yield from _describe_ollama(served)
+        return
     if found.line or replicas == 1:
         yield f"{title}: {found.command}"
     if found.line and replicas > 1:
         yield f"Start {replicas} of them behind a load balancer."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
-    own = stack.partition("@")[0]
     if own in SERVERS and own != engine:
         yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+
+
+def _describe_ollama(served: "Served") -> Iterator[str]:
+    """How Ollama's server is started, which keeps a whole context for each request at once."""
+    context = served.max_model_len
+    many = max(min(served.cache_tokens // context, served.max_seqs), 1)
+    stored = served.terms["cache"].settings["format"] if "cache" in served.terms else ""
+    told = {
+        "OLLAMA_CONTEXT_LENGTH": context,
+        "OLLAMA_NUM_PARALLEL": many,
+        **({"OLLAMA_FLASH_ATTENTION": 1, "OLLAMA_KV_CACHE_TYPE": stored} if stored else {}),
+    }
+    yield f"Ollama: {' '.join(f'{k}={v}' for k, v in told.items())} ollama serve"
+    yield (
+        f"Ollama reserves {context:,} tokens for each of {many} requests at once; a shared cache, "
+        "as predicted here, is llama-server's (`--engine llamacpp` prints its command)."
+    )
 
 
 def quality(found: Evidence) -> Row:

@@ -9,8 +9,10 @@ from kvsim.emit.served import serve_costs
 from kvsim.machines.deployment import basis
 from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import Carried
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, narrower_formats, needed_option
 from kvsim.planner.remedies import Otherwise
 from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
+from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number, pick
@@ -19,6 +21,7 @@ from kvsim.report.phrases import (
     change_command,
     describe_command,
     differing_options,
+    join_words,
     layers_of,
     paste_blocks,
     quality,
@@ -27,13 +30,17 @@ from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import join_titles, phrase_loss
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Block, Heading
+from kvsim.report.terminal import BLANK, Block, Command, Heading, count_lines
+from kvsim.techniques.released import ENGINES
 
 if TYPE_CHECKING:
+    from kvsim.emit.served import Served
     from kvsim.report.pictures import Chart
 
+MAX_LINES = 25  # of an answer on a terminal
 BRIEF_ROWS = 3  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
+DRAFTERS = ("mtp", "eagle3")  # that a plan says why it does without
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
 
 
@@ -107,15 +114,7 @@ def make_result(
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
-    shown = brief = _table(rows, plan)
-    if len(rows) > BRIEF_ROWS:
-        some, left = rows[:BRIEF_ROWS], len(rows) - BRIEF_ROWS
-        plain = [row for row in rows if row["technique"] == "full"]
-        if plain and plain[0] not in some:  # what everybody knows to compare with
-            some[-1] = plain[0]
-        brief = replace(
-            _table(some, plan), note=f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
-        )
+    shown = _table(rows, plan)
     load = plan.question.load.words
     title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
     ground = evidence.describe_basis(fields["basis"])
@@ -123,11 +122,17 @@ def make_result(
         f"Compared {plan.considered:,} settings analytically; "
         f"{plan.plays} simulations of {len(plan.question.load.requests):,} requests."
     )
-    blocks: list[Block] = [
-        *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
-    ]
+    ways = [(BRIEF_ROWS, BRIEF), (BRIEF_ROWS, 1), (BRIEF_ROWS - 1, 1)]
+    cards = {row.get("gpu", d.hardware.name) for row in rows}
+    ways = ways[:2] if len(cards) > 1 else ways  # cards are to be compared
+    blocks: list[Block] = []
+    for most, sentences in ways:  # the fullest that fits on a screen
+        brief = shown if len(rows) <= most else _shorten_table(rows, plan, most)
+        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences)]
+        if count_lines(blocks) <= MAX_LINES:
+            break
     more: list[Block] = [
-        *answer.rest(BRIEF),
+        *answer.rest(sentences),
         ground,
         not_modelled,
         played,
@@ -166,6 +171,21 @@ def make_result(
     )
 
 
+def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
+    """The choice and what it is first compared with: other cards that were named, and full KV."""
+    seen, named = {rows[0]["gpu"]}, []
+    for row in rows:
+        gpu = row.get("gpu", rows[0]["gpu"])
+        named += [] if gpu in seen else [row]
+        seen.add(gpu)
+    plain = [row for row in rows if row["technique"] == "full"]
+    first = [rows[0], *(named or plain[:1]), *rows]
+    some = list({id(row): row for row in first}.values())[:most]
+    some, left = [row for row in rows if row in some], len(rows) - most
+    note = f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
+    return replace(_table(some, plan), note=note)
+
+
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
     """Make the result of ``kvsim plan`` for a service where nothing meets the targets.
 
@@ -181,19 +201,27 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
             "option": r.option,
             "command": change_command(command, r.changes),
             "caution": r.caution,
+            "loss": r.evidence and phrase_loss(r.evidence),
             **_figures(r.gives),
         }
         for r in none.remedies
         if isinstance(r.gives, Carried)
     ]
-    first = f"{none.remedies[0].option} does." if none.remedies else ""
+    near = none.nearest
+    told = [] if near is None else [_nearest(near, none.remedies[0].option)]
+    changes = [
+        f"`{row['option']}`: {_rate(row['requests_per_s'])} requests/s"
+        + (f" on {row['gpus']} GPUs" if row["gpus"] > 1 else "")
+        + (f"; {row['loss']}" if row["loss"] else "")
+        for row in remedies[1:]
+    ]
+    plan: list[Block] = []
+    if near is not None:
+        plan = ["Its whole answer:", Command(str(remedies[0]["command"]))]
     answer = Answer(
-        verdict=verdict(["No plan meets the targets.", first]),
-        changes=[
-            f"`{row['command']}`: {units.format_number(row['requests_per_s'], 3)} requests/s"
-            + (f"; {row['caution']}" if row["caution"] else "")
-            for row in remedies
-        ],
+        verdict=verdict(["No plan meets the targets.", *told]),
+        changes=changes,
+        settings=[] if near is None else list(_how_to_run(near)),
     )
     fields = {"answer": answer.row(), "choice": None, "reason": none.reason, "advice": remedies}
     columns = [
@@ -203,7 +231,31 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     ]
     title = names.describe_deployment(none.deployment)
     tables = [Table(columns, remedies)] if remedies else []
-    return Result(title, answer, fields, none, remedies, tables=tables, command=command)
+    return Result(
+        title,
+        answer,
+        fields,
+        none,
+        remedies,
+        tables=tables,
+        blocks=[none.asked, *told, *plan, *answer.body()],
+        notes=[none.asked] if none.asked else [],
+        command=command,
+    )
+
+
+def _nearest(near: PlayedOption, option: str) -> str:
+    """The plan that is nearest to what was asked for, in a sentence."""
+    c = near.carried
+    times = [
+        f"{name} {units.seconds(found['p50'])} (p90 {units.seconds(found['p90'])})"
+        for name, found in (("TTFT", c.ttft), ("TPOT", c.tpot))
+        if found["p90"]
+    ]
+    found = near.candidate.evidence
+    run = f"{_run(c)} serves {_rate(c.per_s)} requests/s"
+    loss = "" if found.kind == "lossless" else f"; {phrase_loss(found)}"
+    return f"Nearest plan, with {option}: {run}, {', '.join(times)}{loss}."
 
 
 def _answer(plan: ServicePlan) -> Answer:
@@ -224,12 +276,13 @@ def _answer(plan: ServicePlan) -> Answer:
             "ranges": evidence.time_ranges(d, technique, c.ttft["p90"], c.tpot["p90"]),
         },
         changes=list(_changes(plan)),
-        settings=list(_how_to_run(plan)),
+        settings=list(_how_to_run(plan.choice)),
         evidence=[
             *evidence.list_measurements(d, technique),
             *([] if found.kind == "lossless" else [f"Quality: {found}."]),
         ],
         assumed=evidence.list_assumptions(d.hardware, float(plan.prediction.host_bytes[0]), ""),
+        left_out=[] if plan.question.research else list(_left_out(plan)),
     )
 
 
@@ -239,21 +292,25 @@ def _sentence(plan: ServicePlan) -> str:
     Of the ways to say it, the fullest that leaves room in the paragraph.
     """
     c, asked = plan.choice.carried, plan.question.asked
+    usual = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
+    own = {name for name, limit in usual.items() if getattr(asked, name) == limit}
     targets = [
         f"{name.upper()} {units.seconds(getattr(asked, name))}"
-        for name in ("ttft", "tpot")
+        + (" (default)" if own == {name} else "")
+        for name in usual
         if isfinite(getattr(asked, name))
     ]
     kept = "served"
     if targets:
-        kept = f"within {' and '.join(targets)} for {100 * asked.share:g} % of requests"
+        both = " (defaults)" if len(own) > 1 else ""
+        kept = f"within {' and '.join(targets)}{both} for {100 * asked.share:g} % of requests"
         kept += f" (probability {100 * asked.sure:g} %)" if asked.sure > 0.5 else ""
     lead = "Run" if plan.choice.candidate.engines else "Best, but no engine runs it:"
     what = f"{lead} {_run(c)}: {_rate(c.per_s)} requests/s"
     tokens = f" ({units.rate(c.output_tok_s)} output tok/s)"
     load, found = plan.question.load.words, plan.choice.candidate.evidence
     loss = phrase_loss(found)
-    brief = loss.partition("; not tested on")[0]
+    brief = _loss(found)
     ways = (
         f"{what}{tokens} {kept}; {load}; {loss}.",
         f"{what} {kept}; {load}; {loss}.",
@@ -315,15 +372,19 @@ def _money(plan: ServicePlan) -> str:
 
 def _changes(plan: ServicePlan) -> Iterator[str]:
     """What would bring more, each played."""
-    gains = [(what, units.percent(gain)) for what, gain in plan.prices.items() if gain > NO_GAIN]
+    gains = [(what, gain) for what, gain in plan.prices.items() if gain > NO_GAIN]
     if gains:
-        (what, most), *others = gains
-        also = "".join(f", {name} {more}" for name, more in others)
-        yield f"{what[0].upper()}{what[1:]} would serve {most} more requests/s{also}."
+        asked = plan.question.asked
+        told = []
+        for what, gain in gains:
+            name = what.split()[-1]  # of "a 10 % looser TTFT" or "twice the TTFT"
+            limit = (2.0 if what.startswith("twice") else 1.1) * getattr(asked, name.lower())
+            told.append(f"{units.percent(gain)} with {name} {units.seconds(limit)}")
+        longer = "A longer target" if len(told) == 1 else "Longer targets"
+        yield f"{longer} would serve more requests/s: {', '.join(sorted(told, key=_by_target))}."
     if plan.fills_cache:
         yield (
-            "The rate is limited by KV cache memory, not by the targets: more or larger GPUs, or "
-            "narrower weights or caches, would raise it."
+            "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
         )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
         some = "; ".join(
@@ -333,9 +394,13 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         yield f"No plan meets the targets with {some}{f'; {more} more' if more > 0 else ''}."
 
 
-def _how_to_run(plan: ServicePlan) -> Iterator[str]:
+def _by_target(told: str) -> str:
+    """Sorts gains by the target that they are of: TPOT before TTFT."""
+    return told.partition(" with ")[2][:4]
+
+
+def _how_to_run(chosen: PlayedOption) -> Iterator[str]:
     """The command of the engine, or that none runs it."""
-    chosen = plan.choice
     able = chosen.candidate.engines
     if not able:
         yield "No engine runs it; `kvsim validate` runs kvsim's own implementation."
@@ -346,6 +411,55 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     share /= chosen.carried.deployment.hardware.gpu_memory
     served, many = serve_costs(chosen.carried.costs, share), chosen.carried.replicas
     yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
+    yield _describe_concurrency(chosen, served)
+
+
+def _describe_concurrency(chosen: PlayedOption, served: "Served") -> str:
+    """How many requests run at once, and how many the cache could hold."""
+    c, asked = chosen.carried, chosen.candidate.question.workload.batch
+    d, load = c.deployment, c.load
+    room, mean = served.cache_tokens * d.dp, load.prompt + load.generate
+    each = " per replica" if c.replicas > 1 else ""
+    given = f"; --batch {asked} allows no more than {asked}" if asked is not None else ""
+    return (
+        f"Requests at once{each}: {_rate(c.running)} on average; {units.integer(room // mean)} of "
+        f"mean length fit in the KV cache ({units.integer(room)} tokens){given}."
+    )
+
+
+def _left_out(plan: ServicePlan) -> Iterator[str]:
+    """What users ask about that the choice does not use, with one reason each."""
+    found, d = plan.choice.candidate.question, plan.choice.carried.deployment
+    asked, model = found.admission, plan.choice.carried.deployment.model
+    if plan.question.load.reuses:
+        yield "prefixes from host memory (`kvsim simulate --host-cache` compares sizes)"
+    else:
+        yield "prefix caching (no reuse stated: --turns, --cached, --hit-rate)"
+    shown = [plan.choice, *(a.option for a in plan.alternatives)]
+    drafting = [t for t in asked.candidates() if t.name in DRAFTERS and t.name in ENGINES["vllm"]]
+    if drafting and not any(o.carried.technique.drafts for o in shown):
+        able = [t.name for t in drafting if asked.has_drafter(t, d)]
+        no = "no MTP module, and no acceptance rate of an EAGLE-3 head is known: --acceptance"
+        yield (
+            f"speculation with {able[0]} (serves fewer requests/s)"
+            if able
+            else f"speculation ({no})"
+        )
+    formats = {q.deployment.weights for q in plan.question.deployments}
+    lossy = {
+        q.deployment.weights: q.weights_evidence
+        for q in plan.question.deployments
+        if q.weights_lose
+    }
+    narrower = [name for name in narrower_formats(d) if name not in formats]
+    if lossy:
+        name, known = min(lossy.items(), key=lambda item: item[1].column)
+        yield f"{name} weights ({_loss(known)}; {needed_option(known)} admits them)"
+    elif narrower and len(formats) == 1:
+        yield f"{join_words(narrower, 'or')} weights (--weights auto compares them)"
+    layouts = {q.deployment.ep for q in plan.question.deployments}
+    if model.experts and d.gpus > 1 and len(layouts) == 1 and d.ep == 1:
+        yield f"expert parallelism (--ep {d.tp}, or --total-gpus {d.gpus} compares layouts)"
 
 
 def _settings(c: Carried) -> Row:
@@ -410,9 +524,9 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         told = f"{where}: {a.reason}" if where else a.reason
         known = a.option.candidate.evidence
         if needs:
-            told += f", but needs {needs}: {phrase_loss(known)}"
+            told += f", but needs {needs}: {_loss(known)}"
         elif known.kind != "lossless":
-            told += f"; {phrase_loss(known)}"
+            told += f"; {_loss(known)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None and plan.research.gain > NO_GAIN:
         found, p = plan.research, plan.research.prediction
@@ -431,6 +545,11 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             f"{round(100 * found.gain)} % more requests/s; "
             f"{phrase_loss(found.evidence)}",
         }
+
+
+def _loss(found: Evidence) -> str:
+    """A loss without what it was not tested on, which the choice's sentence says."""
+    return phrase_loss(found).partition("; not tested on")[0]
 
 
 def _row(option: PlayedOption, standing: str, reason: str) -> Row:

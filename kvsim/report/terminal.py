@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from textwrap import fill
 
@@ -16,8 +16,13 @@ UNIT_SPACE = re.compile(
     r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)"
 )
 
-COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
-"""A line that gives the command of an engine after its name."""
+COMMAND = re.compile(
+    r"^([\w. -]+): ((?:(?:[A-Z_]+=\S+ )*[\w-]+ serve|python -m sglang\.\w+|trtllm-serve"
+    r"|llama-server)(?: .*?)?)( \(`.*`.*\))?$"
+)
+"""A line that gives the command of an engine after its name, and what else that needs."""
+
+WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 BEGIN_BOLD, END_BOLD = "\ue000", "\ue001"  # of private use, until controls are escaped
 BOLD = str.maketrans({BEGIN_BOLD: "\033[1m", END_BOLD: "\033[0m"})
@@ -38,6 +43,10 @@ class Verbatim(str):
     """Lines that are not wrapped, such as commands to copy."""
 
 
+class Command(str):
+    """A command line to be pasted, continued with backslashes between its options."""
+
+
 class Items(tuple[str, ...]):
     """A list; each item begins with a dash."""
 
@@ -47,15 +56,19 @@ Block = str | Items | Table
 
 
 class Terminal:
-    """Standard output, with the width and the styles of the terminal."""
+    """Standard output, with the width and the styles of the terminal.
 
-    def __init__(self) -> None:
-        columns = get_terminal_size((PIPED, 24)).columns
+    Parameters
+    ----------
+    columns
+        Width; the terminal's if 0. [characters]
+    """
+
+    def __init__(self, columns: int = 0) -> None:
+        columns = columns or get_terminal_size((PIPED, 24)).columns
         self.width = min(max(columns, NARROWEST), WIDEST)
         shown = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._styled = shown and not os.environ.get("NO_COLOR")
-        if "utf" not in (sys.stdout.encoding or "").lower() and hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")
 
     def show(self, blocks: Sequence[Block]) -> None:
         """Print blocks from top to bottom.
@@ -65,9 +78,22 @@ class Terminal:
         blocks
             Paragraphs, headings, lists and tables.
         """
+        if "utf" not in (sys.stdout.encoding or "").lower() and hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
+        for text in self.lines(blocks):
+            print(text)
+
+    def lines(self, blocks: Sequence[Block]) -> Iterator[str]:
+        """What is printed of each block, which may be several lines.
+
+        Parameters
+        ----------
+        blocks
+            As of `show`.
+        """
         for block in blocks:
             text = escape_controls("\n".join(self._lines(block)))
-            print(text.translate(BOLD) if self._styled else text)
+            yield text.translate(BOLD) if self._styled else text
 
     def _lines(self, block: Block) -> list[str]:
         prose = min(self.width, PROSE)
@@ -80,6 +106,8 @@ class Terminal:
             return [*map(self._wrap, titled), *rows, *map(self._wrap, noted)]
         if isinstance(block, Items):
             return [wrap_prose(f"- {text}", prose, "  ") for text in block]
+        if isinstance(block, Command):
+            return list(continue_lines(block, prose))
         return [block if isinstance(block, Verbatim) else self._wrap(block)]
 
     def _wrap(self, text: str) -> str:
@@ -89,6 +117,36 @@ class Terminal:
 
     def _embolden(self, text: str) -> str:
         return f"{BEGIN_BOLD}{text}{END_BOLD}" if self._styled else text
+
+
+def count_lines(blocks: Sequence[Block]) -> int:
+    """Count the lines that a terminal of usual width shows of some blocks."""
+    return sum(text.count("\n") + 1 for text in Terminal(PIPED).lines(blocks))
+
+
+def continue_lines(command: str, width: int) -> Iterator[str]:
+    """Break a command line between its options, so that a shell reads it as one line.
+
+    Parameters
+    ----------
+    command
+        Command line, whose words may be quoted.
+    width
+        Of the lines. [characters]
+    """
+    parts: list[str] = []
+    for word in WORD.findall(command):
+        if parts and not word.startswith("-") and parts[-1].startswith("--"):
+            parts[-1] += f" {word}"  # the value of an option stays beside it
+        else:
+            parts.append(word)
+    line = "  "
+    for part in parts:
+        if line.strip() and len(line) + len(part) + 3 > width:
+            yield f"{line}\\"
+            line = "    "
+        line += f"{part} "
+    yield line.rstrip()
 
 
 def wrap_prose(text: str, width: int, indent: str = "") -> str:

@@ -56,7 +56,7 @@ def test_usage(arguments: str, words: str) -> None:
         ("gpu", "/" + "y" * 300, "too long"),
         ("stack", "fusd", "'fusd'|fused|.toml"),
         ("stack", "", "--stack|got ''"),
-        ("stack", "H" * 3000, "unknown stack|.toml"),
+        ("stack", "H" * 3000, "unknown engine or stack|.toml"),
         ("technique", "kvrp", "'kvrp'|kvpr|kvsim techniques"),
         ("technique", "", "--technique|got ''"),
         ("technique", ":bits=4", "unknown technique ''"),

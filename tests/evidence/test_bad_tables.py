@@ -93,7 +93,7 @@ def test_what_stands_around_a_table(tmp_path: Path) -> None:
     assert "missing.csv" in refused(tmp_path / "missing.csv", "--from-ops")
     assert str(tmp_path) in refused(tmp_path, "--from-ops")
     assert "unknown GPU" in refused(good, "--from-ops", "--gpu", "gpu9")
-    assert "unknown stack" in refused(good, "--from-ops", "--stack", "stack9")
+    assert "unknown engine or stack" in refused(good, "--from-ops", "--stack", "stack9")
     two = tmp_path / "two.csv"
     two.write_text(good.read_text() + good.read_text().splitlines()[1].replace("h100", "h200"))
     assert "the files hold h100, h200; name one" in refused(two, "--from-ops")

@@ -262,7 +262,7 @@ def test_unreadable_files_are_refused(load: Any, tmp_path: Path) -> None:
 
 def test_unknown_names_are_refused() -> None:
     assert "unknown GPU 'a600'; nearest: a6000" in message(load_hardware, "a600")
-    assert "unknown stack 'fuse'; nearest: fused" in message(load_stack, "fuse")
+    assert "unknown engine or stack 'fuse'; nearest: fused" in message(load_stack, "fuse")
     assert "unknown GPU ''" in message(load_hardware, "")
     message(load_hardware, "x" * 1000)
 

@@ -10,6 +10,7 @@ import kvsim
 from kvsim.quality.evidence import Evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.suitability import describe_loss
+from kvsim.report.terminal import continue_lines
 from kvsim.report.units import rate
 from kvsim.techniques import parse
 from tests.support.commands import run
@@ -145,6 +146,54 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
     advised = answer_in(found.out)["advice"]
     assert advised and all(f'<td class="text">{a["option"]}' in text for a in advised)
     assert all(run(*shlex.split(a["command"])[1:]).code == 0 for a in advised[:2])
+    told = " ".join(found.err.split())
+    assert "TTFT 2s and TPOT 100ms are kvsim's default targets" in told
+    assert f"Nearest plan, with {advised[0]['option']}: " in told
+    assert advised[0]["command"] in told.replace("\\ ", "")
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("--model llama3.1-70b --gpu rtx4090", "--weights int4 --tp 2 "),  # fewer cards than 16 bit
+        ("--model llama3.1-8b --gpu l4 --prompt 16k", "of requests are larger than the KV cache"),
+        ("--model llama3.1-8b --gpu l4 --prompt 16k --ttft none", "TPOT 100ms is kvsim's default"),
+    ],
+)
+def test_no_plan_says_why_what_was_assumed_and_what_comes_nearest(
+    options: str, expected: str
+) -> None:
+    result = run("plan", *options.split())
+    told = " ".join(result.err.split())
+    assert result.code == 1 and expected in told
+    assert "Nearest plan, with " in told and "(p90 " in told and "vllm serve" in told
+
+
+def test_an_engine_command_is_pasted_as_one_line() -> None:
+    command = 'vllm serve M --one 1 --config \'{"a": "b c"}\' --three ' + "--x 10 " * 20
+    lines = list(continue_lines(command, 60))
+    assert len(lines) > 2 and all(line.endswith("\\") for line in lines[:-1])
+    as_read = "\n".join(lines).replace("\\\n", "")  # as a shell reads it
+    assert shlex.split(as_read) == shlex.split(command)
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("--model llama3.1-8b --gpu h100 --batch 32", "--batch 32 allows no more than 32"),
+        ("--model llama3.1:8b --gpu h100 --engine ollama", "OLLAMA_NUM_PARALLEL="),
+        ("--model qwen3-235b-a22b --gpu h200 --tp 4", "expert parallelism (--ep 4,"),
+        ("--model llama3.1-8b --gpu h100,l40s", "--gpu l40s: "),
+    ],
+)
+def test_a_plan_tells_limits_and_what_it_left_out_on_one_screen(
+    options: str, expected: str
+) -> None:
+    result = run("plan", *options.split())
+    assert result.code == 0 and len(result.out.splitlines()) <= 25
+    told = " ".join(result.out.split())
+    assert expected in told
+    assert "of mean length fit in the KV cache" in told and "Left out: prefix caching (" in told
 
 
 def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
