@@ -193,7 +193,7 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests:
         long, longer = (_p90(x) for x in (requests.prompt, requests.generate))
         said = (
             f"prompts of {prompt.first:,} tokens on average (p90 {long}) and answers of "
-            f"{inputs.generate.first:,} (p90 {longer}), distributed as in sample:chat"
+            f"{inputs.generate.first:,} (p90 {longer}), as in sample:chat"
         )
     else:
         said = f"prompts {_say(prompt)} and answers {_say(inputs.generate)}"
