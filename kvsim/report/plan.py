@@ -479,7 +479,7 @@ def _against_full(plan: ChosenPlan) -> str:
             return ""
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
-        more = f" by more than {error}, the error of such predictions"
+        more = f" by more than the prediction error ({error})"
         close = plan.solver.given_up > NO_GAIN
         best = "cheaper" if plan.objective == "cost" else "faster"
         return f"No lossless technique is {best}{more if close else ''}."

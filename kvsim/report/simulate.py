@@ -564,7 +564,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     said = {
-        "rate": f"{where} {keep} {targets}{of} up to {value} times the load of {trace}",
+        "rate": f"{where} {keep} {targets}{of} up to {value} times the request rate of {trace}",
         "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
         "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
