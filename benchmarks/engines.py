@@ -32,6 +32,7 @@ from benchmarks.engines_own import (
     TUNED,
     WALK,
     WALKS,
+    WHOLE_RUNS,
     before,
     held_down,
     load_tests,
@@ -253,7 +254,8 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             place = stacks / engine / f"{device}.toml"
             place.write_text(card_text(table, classes, engine, today, NEAR[device]))
             numbers = {k: v for c in classes for k, v in c.numbers.items()}
-            _add(place, WALKS.get((engine, device), {}) | held_down(device, numbers))
+            own = WALKS.get((engine, device), {}) | WHOLE_RUNS.get((engine, device), {})
+            _add(place, own | held_down(device, numbers))
             cards[device] = {k: v for c in classes for k, v in c.numbers.items() if k != WALK}
             versions.append(f"{table.version} on {device}")
             for c in classes:

@@ -69,6 +69,20 @@ def held_down(card: str, numbers: Mapping[str, float]) -> dict[str, tuple[float,
     }  # fmt: skip
 
 
+MARLIN_EXPERTS: dict[str, tuple[float | bool, str]] = {
+    "kernel.experts-mxfp4.compute": (
+        0.2,
+        "fitted on 2026-11-27 to TTFT and time per token of 94 "
+        "load tests of gpt-oss-120b in vLLM 0.18 on h100 and h200; either card and 1, 2, 4 and 8 "
+        "GPUs alone choose 0.18 to 0.22. The kernel of 0.24, timed alone with whole tiles, reaches "
+        "0.54 to 0.55 (aic-core-0.12.0)",
+    ),
+    "kernel.experts-mxfp4.half_size": (16.0, "counted: Marlin's smallest tile has 16 rows"),
+}
+"""mxfp4 experts of vLLM on Hopper, as whole runs show them."""
+WHOLE_RUNS = {("vllm", "h100"): MARLIN_EXPERTS, ("vllm", "h200"): MARLIN_EXPERTS}
+"""Numbers of kernels that whole runs tell, in place of those of kernels timed alone."""
+
 TUNED = {"trtllm": ("gemm-nvfp4",)}
 """Classes whose rows are of one kernel where the engine's server times several at its start and
 takes the quickest (TensorRT-LLM's AutoTuner over CUTLASS, cuBLASLt and its own nvfp4 products): the

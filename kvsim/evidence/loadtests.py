@@ -188,6 +188,8 @@ class Kernels:
         Sequences in flight, including those that wait.
     generate
         Generated tokens per sequence. [tokens]
+    around
+        Time of a request outside the engine: its server, tokeniser and client. [s]
     sync
         Host time of one synchronisation. [s]
     """
@@ -198,6 +200,7 @@ class Kernels:
     running: Array
     asked: Array
     generate: Array
+    around: Array
     sync: float
 
     def select(self, chosen: Array) -> "Kernels":
@@ -240,7 +243,7 @@ class Kernels:
         """
         sending = host.get("server.token_s", 0.0) * self.running
         each = np.maximum(self.per_token(host), sending)
-        return np.asarray(self.asked / self.running * self.generate * each)
+        return np.asarray(self.asked / self.running * self.generate * each + self.around)
 
     def per_token(self, host: Mapping[str, float]) -> Array:
         """Predict the time per output token of a running request in each load test.
@@ -299,7 +302,7 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     """
     nothing = dict.fromkeys((*HOST_TIMES, "time.issue_s"), 0.0)
     bare = replace_numbers(stack, nothing, {r.device for r in rows})
-    step, prefill, issued, running = (np.empty(len(rows)) for _ in range(4))
+    step, prefill, issued, running, around = (np.empty(len(rows)) for _ in range(5))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
         groups.setdefault((r.device, r.model, r.precision, r.tp), []).append(i)
@@ -316,8 +319,9 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         prefill[chosen] = makespan(reading, d)
         own = replace(d, stack=stack.for_gpu(device))
         issued[chosen] = issue_seconds(own, reading.groups, prompt)
+        around[chosen] = own.stack.server.around(prompt)
     asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
-    return Kernels(step, prefill, issued, running, asked, generate, stack.time.sync)
+    return Kernels(step, prefill, issued, running, asked, generate, around, stack.time.sync)
 
 
 def _served(row: LoadTest, stack: Stack) -> tuple[Technique, Deployment]:

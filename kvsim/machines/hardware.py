@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from kvsim.frozen import frozen
+from kvsim.graph import Number
 
 
 @frozen
@@ -102,11 +103,29 @@ class ServerWork:
     first
         Time from a request until its engine has it, plus that from its first token until the client
         has it; no pass waits for this. [s]
+    tokenise
+        Time per token of the prompt before its engine has it; no pass waits for this. [s]
     """
 
     token: float = 0.0
     prompt: float = 0.0
     first: float = 0.0
+    tokenise: float = 0.0
+
+    def around(self, prompt: Number) -> Number:
+        """Compute the time that a request spends outside the engine, up to its first token.
+
+        Parameters
+        ----------
+        prompt
+            Length of the prompt. [tokens]
+
+        Returns
+        -------
+        number
+            Time that TTFT and latency contain besides queueing and passes. [s]
+        """
+        return self.first + self.tokenise * prompt
 
 
 @frozen

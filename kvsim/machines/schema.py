@@ -443,6 +443,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "server.token_s": NON_NEGATIVE,
     "server.prompt_s": NON_NEGATIVE,
     "server.first_s": NON_NEGATIVE,
+    "server.tokenise_s": NON_NEGATIVE,
     "cache.append_passes": NON_NEGATIVE,
     "attention.score_bytes": NON_NEGATIVE,
     "attention.score_memory_B": POSITIVE,

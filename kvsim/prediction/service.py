@@ -74,7 +74,8 @@ class Service(Prediction):
     @property
     def ttft_s(self) -> Array:
         """Time to the first token of a request that can start at once. [s]"""
-        return self.round_s + self.prefill_s + self.deployment.stack.server.first
+        around = self.deployment.stack.server.around(self.prompt)
+        return self.round_s + self.prefill_s + around
 
     @property
     def interruptions_s(self) -> Array:

@@ -81,9 +81,10 @@ class Outcome:
         return np.asarray(self.run.progress.status == ABORTED)
 
     @property
-    def _around_s(self) -> float:
-        """What a request spends outside the engine, in its server and client. [s]"""
-        return self.run.costs.deployment.stack.server.first
+    def _around_s(self) -> Array:
+        """What each request spends outside the engine, in its server and client. (n,) [s]"""
+        server = self.run.costs.deployment.stack.server
+        return np.asarray(server.around(self.run.requests.prompt.astype(float)))
 
     @property
     def ttft_s(self) -> Array:

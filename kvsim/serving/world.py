@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
+from kvsim.machines.hardware import ServerWork
 from kvsim.serving.core import jit_entry
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
@@ -201,12 +202,13 @@ def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
     return turn[same], follows[same]
 
 
-def turn_records(requests: Requests) -> tuple[Records[Turn], Records[Event]]:
+def turn_records(requests: Requests, server: ServerWork) -> tuple[Records[Turn], Records[Event]]:
     """Make records of turns and clients, and a heap of events for them.
 
     Parameters
     ----------
     requests : the trace.
+    server : what comes between clients and the engine, whose time the simulation keeps.
 
     Returns
     -------
@@ -216,7 +218,8 @@ def turn_records(requests: Requests) -> tuple[Records[Turn], Records[Event]]:
     count = len(requests) if requests.depends else 0
     turns = make(Turn, count, next=NO_INDEX, sibling=NO_INDEX, abort_after=np.inf)
     if count and requests.abort_after is not None:
-        turns.abort_after = requests.abort_after
+        around = server.around(requests.prompt.astype(float))
+        turns.abort_after = np.maximum(requests.abort_after - around, 0.0)
     if count and requests.parent is not None:
         turns.think = 0.0 if requests.think is None else requests.think
         turns.awaited = requests.parent >= 0
@@ -326,7 +329,7 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
     """
     limits = limits_of(costs, requests)
     records, places = request_records(requests, rate, limits)
-    turns, events = turn_records(requests)
+    turns, events = turn_records(requests, costs.deployment.stack.server)
     different = int(places.block.max()) + 1 if places.size else 0
     sizes = _pool_sizes(costs, limits, different, replicas)
     pools, entries, buckets = pool_records(sizes, different, int(limits.parts))

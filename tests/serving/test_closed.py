@@ -67,10 +67,11 @@ def test_a_batch_whose_weights_are_streamed_is_played_at_its_predicted_rate(
 
 
 def test_a_server_delays_the_first_token_and_no_pass() -> None:
-    where = (HERE, replace(HERE, stack=with_numbers(HERE.stack, {"server.first_s": 0.02})))
-    for kind in (Clients, Service):
-        bare, served = (kind(parse("full"), d, np.array([8.0]), 1000, 100) for d in where)
-        assert served.ttft_s - bare.ttft_s == pytest.approx(0.02)
-        assert served.request_s - bare.request_s == pytest.approx(0.02)
-        assert served.tpot_s == bare.tpot_s
+    outside = {"server.first_s": 0.02, "server.tokenise_s": 1e-6}
+    where = (HERE, replace(HERE, stack=with_numbers(HERE.stack, outside)))
+    for kind, batch in ((Clients, 1.0), (Service, 8.0)):
+        bare, served = (kind(parse("full"), d, np.array([batch]), 1000, 100) for d in where)
+        assert served.ttft_s - bare.ttft_s == pytest.approx(0.021)
+        assert served.request_s - bare.request_s == pytest.approx(0.021)
+        assert served.tpot_s == pytest.approx(bare.tpot_s)
     assert where[1].stack.offline == HERE.stack.offline

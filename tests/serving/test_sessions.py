@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
+from kvsim.machines.hardware import ServerWork
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.records import ABORTED, FINISHED
 from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.world import turn_records
 from kvsim.traces.requests import Requests
 from tests.support.served import OPTIONS, check_turns, tables_of
 
@@ -79,6 +81,12 @@ def test_an_abort_frees_memory_for_those_who_wait() -> None:
     assert 0 < run.progress.made[0] < 300
     found = Outcome(run).summary()
     assert (found["aborted"], found["finished"], found["unfinished"]) == (1, 1, 0)
+
+
+def test_a_client_hangs_up_by_its_own_clock() -> None:
+    some = Requests(np.zeros(1), np.array([400]), np.array([300]), abort_after=np.array([0.5]))
+    turns = turn_records(some, ServerWork(first=0.02, tokenise=1e-4))[0]
+    assert turns.abort_after.tolist() == pytest.approx([0.44])
 
 
 def test_a_session_ends_where_a_turn_is_aborted_or_refused() -> None:

@@ -268,6 +268,13 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
             assert_close(row[a[:many]].sum(), row[e[:many]].sum(), 1e-6)
 
 
+def test_mean_attention_is_zero_where_nothing_is_seen_and_nan_of_nan() -> None:
+    logits = torch.zeros(3, 2, 4)
+    logits[1], logits[2, 0, 3] = -torch.inf, torch.nan
+    shares = topk.mean_attention(logits, 1)
+    assert (shares[0] == 0.25).all() and (shares[1] == 0).all() and shares[2].isnan().all()
+
+
 def test_top_k_by_hand() -> None:
     logits = torch.log(torch.tensor([[[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.1, 0.1]]]))
     for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k):

@@ -45,9 +45,11 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
     Returns
     -------
     Tensor
-        Mean softmax, (batch, KV heads, tokens), in fp32; 0 where nothing is seen.
+        Mean softmax, (batch, KV heads, tokens), in fp32; 0 where nothing is seen, NaN where a logit
+        is NaN.
     """
-    shares = logits.softmax(-1, dtype=torch.float32).nan_to_num_()
+    unseen = logits.amax(-1, keepdim=True) == -torch.inf
+    shares = logits.softmax(-1, dtype=torch.float32).masked_fill_(unseen, 0.0)
     return shares.view(len(logits), kv_heads, -1, logits.shape[-1]).mean(2)
 
 
