@@ -13,9 +13,8 @@ from kvsim.traces.synthetic import Empirical, Lengths, Prefixes, Steady
 
 BLOCK_TOKENS = 16  # of a prefix block, as engines share them [tokens]
 SHARED_STEPS = 64
-"""Steps of the mean prompt to which the end of a drawn prefix is rounded: each place where prompts
-part is found, used and given up by itself, and a play of long prompts took six times as long when
-they parted at every 16th token."""
+"""Steps of a prefix to which its end is rounded: each block is found, used and given up by itself,
+and plays of long prompts took six times as long with blocks of 16 tokens."""
 LARGEST_BLOCK = 256  # of a drawn prefix, which what other memories store is a multiple of [tokens]
 REUSE_DISTANCE = 20.0  # median requests since the last one with the same prefix
 LEAST_SECONDS, LEAST_REQUESTS, MOST_REQUESTS = 600.0, 3_000, 100_000
@@ -48,7 +47,7 @@ class DrawnTraffic:
     hours
         Length of the trace; None for a length that suffices. [h]
     cached
-        Length of the prefix that all prompts share. [tokens]
+        Length of the prefix that all prompts begin with; ``lengths`` include it. [tokens]
     hit_rate
         Share of each prompt that an earlier request had, 0 to 1.
     turns
@@ -99,6 +98,8 @@ class DrawnTraffic:
                 "the rate"
             )
         prompt, generate = draw_lengths(self.lengths, count, self.longest, seed)
+        if self.cached:
+            prompt = self._after_prefix(prompt)
         session, turn = np.divmod(np.arange(count), turns)
         if turns == 1:
             return Requests(first, prompt, generate, *self._blocks(shares, prompt, None))
@@ -117,6 +118,17 @@ class DrawnTraffic:
             think=think[rows],
         )
         return some if self.users else _middle(some, self._seconds(self.rate))
+
+    def _after_prefix(self, prompt: Integers) -> Integers:
+        """Prompt lengths of the same mean that all include the shared prefix."""
+        mean = float(prompt.mean())
+        if mean <= self.cached:
+            raise InputError(
+                f"--cached: got {self.cached:,}; expected fewer tokens than the {mean:,.0f} of a "
+                "prompt on average, which include them; change it or --prompt"
+            )
+        own = np.maximum(np.rint(prompt * (1 - self.cached / mean)), 1)
+        return (self.cached + own).astype(np.int64)
 
     def _first_arrivals(self, random: np.random.Generator) -> tuple[Floats, int]:
         """Start of each client or conversation [s], and its number of requests."""
@@ -166,12 +178,12 @@ class DrawnTraffic:
         if talks is not None:
             return _blocks_of_conversations(prompt, talks[0], talks[1], self.turns)
         if self.cached:
-            return _blocks_of_common_start(prompt, self.cached)
+            block = _block_size(self.cached)
+            return *_blocks_of_common_start(prompt, self.cached, block), block
         if self.hit_rate:
             depth = Empirical((log(1 + self.hit_rate),) * 105)
             far = -REUSE_DISTANCE / log(2) * np.log(np.maximum(1 - np.linspace(0, 1, 105), 1e-3))
-            steps = max(float(prompt.mean()) / SHARED_STEPS / BLOCK_TOKENS, 1.0)
-            block = min(BLOCK_TOKENS * 2 ** int(log2(steps)), LARGEST_BLOCK)
+            block = _block_size(float(prompt.mean()))
             reuse = Prefixes(block, (), (depth,), Empirical(tuple(np.log1p(far).tolist())))
             return *reuse.draw(random, prompt), block
         return None, None, 0
@@ -186,15 +198,23 @@ def _middle(requests: Requests, seconds: float) -> Requests:
     return requests.take(rows, requests.arrival[rows] - requests.arrival[rows[0]])
 
 
-def _blocks_of_common_start(prompt: Integers, cached: int) -> tuple[Integers, Integers, int]:
+def _block_size(prefix: float) -> int:
+    """Tokens of a block with which a prefix has about SHARED_STEPS of them. [tokens]"""
+    steps = max(prefix / SHARED_STEPS / BLOCK_TOKENS, 1.0)
+    return min(BLOCK_TOKENS * 2 ** int(log2(steps)), LARGEST_BLOCK)
+
+
+def _blocks_of_common_start(
+    prompt: Integers, cached: int, block: int
+) -> tuple[Integers, Integers]:
     """Prefix blocks of prompts with a common start."""
-    blocks = -(-prompt // BLOCK_TOKENS)
+    blocks = -(-prompt // block)
     start = np.concatenate([[0], np.cumsum(blocks)])
     inside = np.arange(start[-1]) - np.repeat(start[:-1], blocks)
-    common = cached // BLOCK_TOKENS
+    common = round(cached / block)
     alike = inside < common
     fresh = common + np.cumsum(~alike) - 1
-    return np.where(alike, inside, fresh), start, BLOCK_TOKENS
+    return np.where(alike, inside, fresh), start
 
 
 def _blocks_of_conversations(
