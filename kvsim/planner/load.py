@@ -41,6 +41,7 @@ SIMULTANEOUS = 1e-3  # s; requests that come within it come together
 DIPS = (1, 2, 3, 5)
 """Finest steps above a rate that is kept, at which more is tried: 3 of 251 searches then found more
 (seed 77 of benchmarks/plans.py), 1, 1 and 9 %."""
+NEXT_RATE = 1.03  # ratio of the first rate tried to one that is kept
 RATE_STEP = 1.01  # ratio of two rates between which the search stops
 QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
 MAX_REPLICAS = 512
@@ -221,31 +222,56 @@ class Carried:
         Factors on predicted times, with which ``each_per_s`` is the largest rate.
     each_per_s
         Requests per second of one replica. [1/s]
-    share
-        Of the requests within both targets there, if passes take as long as predicted.
-    ttft, tpot
-        Quantiles of both times likewise, by name as ``p50``. [s]
-    running
-        Mean sequences that decode at once, of one replica. [sequences]
-    hits
-        Share of the prompt tokens that were found in the cache.
-    refused
-        Requests that are larger than its cache.
-    load
-        The requests.
+    load, asked
+        The requests, and what they must keep.
+    draws
+        Plays of several draws of the requests at that rate; empty where the load's own will do.
     """
 
     costs: StepCosts
     replicas: int
     slower: Slower
     each_per_s: float
-    share: float
-    ttft: dict[str, float]
-    tpot: dict[str, float]
-    running: float
-    hits: float
-    refused: int
     load: Load
+    asked: ServiceLevel
+    draws: tuple[Outcome, ...] = ()
+
+    @cached_property
+    def played(self) -> tuple[Outcome, ...]:
+        """Plays at that rate in which passes take as long as predicted, made when wanted."""
+        if self.draws:
+            return self.draws
+        return (Outcome(simulate(self.load.at(self.each_per_s), self.costs), self.asked.targets),)
+
+    @property
+    def share(self) -> float:
+        """Share of the requests within both targets. [1]"""
+        return float(np.mean([o.meets_targets.mean() for o in self.played]))
+
+    @property
+    def ttft(self) -> dict[str, float]:
+        """Quantiles of the TTFT, by name as ``p50``. [s]"""
+        return quantiles(np.concatenate([o.ttft_s for o in self.played]))
+
+    @property
+    def tpot(self) -> dict[str, float]:
+        """Quantiles of the TPOT, by name as ``p50``. [s]"""
+        return quantiles(np.concatenate([o.tpot_s for o in self.played]))
+
+    @property
+    def running(self) -> float:
+        """Mean sequences that decode at once, of one replica. [sequences]"""
+        return float(np.mean([o.mean_batch for o in self.played]))
+
+    @property
+    def hits(self) -> float:
+        """Share of the prompt tokens that were found in the cache. [1]"""
+        return self.played[0].prefix_hits.get("gpu", 0.0)
+
+    @property
+    def refused(self) -> int:
+        """Requests that are larger than the cache."""
+        return int(self.played[0].refused.sum())
 
     @property
     def deployment(self) -> Deployment:
@@ -313,7 +339,12 @@ class RateSearch:
         return last > first + QUEUE_GROWTH * span
 
     def largest(
-        self, costs: StepCosts, guess: float, step: float = RATE_STEP, least: float = 0.0
+        self,
+        costs: StepCosts,
+        guess: float,
+        step: float = RATE_STEP,
+        least: float = 0.0,
+        kept: float = 0.0,
     ) -> float:
         """Find the largest rate at which enough requests are within both targets.
 
@@ -327,6 +358,8 @@ class RateSearch:
             Ratio of two rates between which the search stops.
         least
             The least rate that is of interest, where the search then begins. [1/s]
+        kept
+            A rate that is known to keep the targets; 0 if none is. [1/s]
 
         Returns
         -------
@@ -338,9 +371,12 @@ class RateSearch:
         def meets(rate: float) -> bool:
             return self.kept(costs, rate) >= self.asked.share
 
-        low, high, factor = 0.0, least or guess, 1.3
-        if meets(high):
-            low = high
+        low, high, factor = kept, least or guess, 1.3
+        if kept:
+            high = max(guess, kept * NEXT_RATE)
+            factor = high / kept
+        if kept or meets(high):
+            low = kept or high
             while meets(high := low * factor):
                 low, factor = high, factor**2
                 if self.load.at(low).duration < SIMULTANEOUS:
@@ -371,8 +407,9 @@ class RateSearch:
         replicas: int = 1,
         step: float = RATE_STEP,
         least: float = 0.0,
+        kept: float = 0.0,
     ) -> Carried | None:
-        """Find what an engine carries, with its times there; None if it cannot keep the targets.
+        """Find what an engine carries; None if it cannot keep the targets.
 
         Each of several replicas is taken to get its share of the requests at random, as if it went
         to any of them whatever the queues.
@@ -391,24 +428,13 @@ class RateSearch:
             Ratio of two rates between which the search stops.
         least
             The least rate of one replica that is of interest; None if it carries less. [1/s]
+        kept
+            A rate that it is known to carry; 0 if none is. [1/s]
         """
-        rate = self.largest(slower.apply(costs), guess, step, least)
+        rate = self.largest(slower.apply(costs), guess, step, least, kept)
         if not rate:
             return None
-        o = self.play(costs, rate)
-        return Carried(
-            costs,
-            replicas,
-            slower,
-            rate,
-            float(o.meets_targets.mean()),
-            quantiles(o.ttft_s),
-            quantiles(o.tpot_s),
-            o.mean_batch,
-            o.prefix_hits.get("gpu", 0.0),
-            int(o.refused.sum()),
-            self.load,
-        )
+        return Carried(costs, replicas, slower, rate, self.load, self.asked)
 
     def typical(self, found: Carried) -> Carried:
         """What is carried, with the times of further draws of the requests, too.
@@ -422,26 +448,18 @@ class RateSearch:
             return found
         seeds, count = range(FIRST_SEED, FIRST_SEED + FURTHER_DRAWS), len(self.load.requests)
         others = [RateSearch(draw_load(drawn, "", count, seed), self.asked) for seed in seeds]
-        rate = found.each_per_s
         for lower in range(MOST_LOWERED):
-            rate = found.each_per_s / LOWERED**lower
-            every = [search.play(found.costs, rate) for search in (self, *others)]
-            self.plays += FURTHER_DRAWS
-            share = float(np.mean([o.meets_targets.mean() for o in every]))
-            if share >= self.asked.share:
+            found = replace(found, each_per_s=found.each_per_s / (LOWERED if lower else 1.0))
+            every = *found.played, *(o.play(found.costs, found.each_per_s) for o in others)
+            if np.mean([o.meets_targets.mean() for o in every]) >= self.asked.share:
                 break
-        ttft, tpot = (
-            quantiles(np.concatenate([getattr(o, name) for o in every]))
-            for name in ("ttft_s", "tpot_s")
-        )
-        running = float(np.mean([o.mean_batch for o in every]))
-        return replace(found, each_per_s=rate, share=share, running=running, ttft=ttft, tpot=tpot)
+        return replace(found, draws=every)
 
     def stretch(self, found: Carried) -> float:
         """The largest rate of one replica if passes take as long as predicted. [1/s]"""
         if found.slower == Slower():
             return found.each_per_s
-        return max(self.largest(found.costs, 1.2 * found.each_per_s), found.each_per_s)
+        return self.largest(found.costs, 1.2 * found.each_per_s, kept=found.each_per_s)
 
     def replicas_for(self, found: Carried) -> int:
         """Fewest replicas that keep the targets at the load's own rate, with slower passes.

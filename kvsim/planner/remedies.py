@@ -288,14 +288,12 @@ def plain_candidate(search: ServiceSearch, where: Question) -> Candidate | None:
 
 def try_plain(question: ServiceQuestion) -> PlayedOption | None:
     """What the best of the first few deployments carries with full KV."""
-    search, found = ServiceSearch(question), []
+    search, best = ServiceSearch(question), None
     some = [c for q in question.deployments if (c := plain_candidate(search, q)) is not None]
     some = [c for c in some if search.may_keep(c)]
     for c in sorted(some, key=lambda c: -c.guess / c.deployment.gpus)[:LAYOUTS_TRIED]:
-        option = search.play(c)
-        if option is not None:
-            found.append(option)
-    return max(found, key=lambda o: o.value, default=None)
+        best = search.play(c, least=best.value if best else 0.0) or best
+    return best
 
 
 def _remedies(

@@ -57,6 +57,7 @@ AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
 WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at least
 WORTH_UNKNOWN = 0.1  # the same for a loss that was never measured, over a measured one or none
 ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
+GAIN_STEP = 1.015  # the same for what looser targets bring
 ROUGH_DENSITY = 2  # points per octave of contexts and prompts, for rates of many candidates
 ROUGH_ERROR = 0.06
 """Of a rough rate: those of 28 candidates of four questions were as near to the exact ones."""
@@ -432,9 +433,9 @@ class ServiceSearch:
         candidate: Candidate,
         max_tokens: int = 0,
         guess: float = 0.0,
-        step: float = ROUGH_STEP,
         rough: bool = False,
         least: float = 0.0,
+        kept: float = 0.0,
     ) -> PlayedOption | None:
         """What a candidate carries; None where it cannot keep the targets.
 
@@ -442,6 +443,9 @@ class ServiceSearch:
         ----------
         least
             The least value that is of interest; None if it is worth less.
+        kept
+            A rate of a replica that is known to keep the targets, from which a finer search
+            begins; 0 if none is. [1/s]
         """
         try:
             c, costs = candidate, self.costs(candidate, max_tokens, rough)
@@ -450,8 +454,9 @@ class ServiceSearch:
         each, replicas = value_of_rate(self.q, c.deployment), self.q.replicas(c.deployment)
         least = least / each if each else 0.0
         slower = self.slower(c.question, c.technique)
-        begin = guess or SATURATED * c.guess
-        found = self.rates.carried(costs, begin, slower, replicas, step, least)
+        begin = 0.0 if kept else guess or SATURATED * c.guess
+        step = RATE_STEP if kept else ROUGH_STEP
+        found = self.rates.carried(costs, begin, slower, replicas, step, least, kept)
         if found is None:
             return None
         value = found.each_per_s * each
@@ -591,7 +596,7 @@ class ServiceSearch:
             prices,
             self.considered,
             self.rates.plays,
-            max(prices.values(), default=0.0) < MATTERS and self._fills_cache(choice),
+            max(prices.values(), default=0.0) < MATTERS and self._lacks_memory(choice),
             [] if self.q.total_gpus else self._missing(admitted, [*near, *behind]),
             self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
         )
@@ -638,7 +643,7 @@ class ServiceSearch:
             if last.value > best.value * (1 + AS_GOOD):
                 best = last
                 break
-        again = self.play(best.candidate, self._tokens(best), best.carried.each_per_s, RATE_STEP)
+        again = self.play(best.candidate, self._tokens(best), kept=best.carried.each_per_s)
         return again or best
 
     def _prices(self, choice: PlayedOption) -> dict[str, float]:
@@ -649,9 +654,9 @@ class ServiceSearch:
         def gain(name: str, factor: float) -> float:
             target = {name: factor * getattr(asked, name)}
             looser = RateSearch(self.q.load, replace(asked, **target))
-            per_s = looser.largest(costs, rate)
+            per_s = looser.largest(costs, 0.0, GAIN_STEP, kept=rate)
             self.rates.plays += looser.plays
-            return max(per_s / rate - 1, 0.0)
+            return per_s / rate - 1
 
         for name in ("ttft", "tpot"):
             if np.isfinite(getattr(asked, name)):

@@ -386,6 +386,11 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         yield (
             "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
         )
+    elif not gains:
+        yield (
+            "The rate is limited by what the GPUs compute: neither looser targets nor more memory "
+            "would raise it much; more or faster GPUs would."
+        )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
         some = "; ".join(
             differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]

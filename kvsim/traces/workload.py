@@ -127,8 +127,9 @@ class DrawnTraffic:
                 f"--cached: got {self.cached:,}; expected fewer tokens than the {mean:,.0f} of a "
                 "prompt on average, which include them; change it or --prompt"
             )
-        own = np.maximum(np.rint(prompt * (1 - self.cached / mean)), 1)
-        return (self.cached + own).astype(np.int64)
+        own = np.rint(prompt * (1 - self.cached / mean)).astype(np.int64)
+        longer: Integers = self.cached + np.maximum(own, 1)
+        return longer
 
     def _first_arrivals(self, random: np.random.Generator) -> tuple[Floats, int]:
         """Start of each client or conversation [s], and its number of requests."""
@@ -201,12 +202,10 @@ def _middle(requests: Requests, seconds: float) -> Requests:
 def _block_size(prefix: float) -> int:
     """Tokens of a block with which a prefix has about SHARED_STEPS of them. [tokens]"""
     steps = max(prefix / SHARED_STEPS / BLOCK_TOKENS, 1.0)
-    return min(BLOCK_TOKENS * 2 ** int(log2(steps)), LARGEST_BLOCK)
+    return min(BLOCK_TOKENS << int(log2(steps)), LARGEST_BLOCK)
 
 
-def _blocks_of_common_start(
-    prompt: Integers, cached: int, block: int
-) -> tuple[Integers, Integers]:
+def _blocks_of_common_start(prompt: Integers, cached: int, block: int) -> tuple[Integers, Integers]:
     """Prefix blocks of prompts with a common start."""
     blocks = -(-prompt // block)
     start = np.concatenate([[0], np.cumsum(blocks)])
