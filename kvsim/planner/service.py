@@ -192,21 +192,6 @@ class Rejected:
 
 
 @frozen
-class Research:
-    """The best of the whole space, of what no engine runs.
-
-    Attributes
-    ----------
-    gain
-        Of its rate over the choice's, both from equal requests in closed form.
-    """
-
-    prediction: Prediction
-    evidence: Evidence
-    gain: float
-
-
-@frozen
 class ServicePlan:
     """The answer for a service."""
 
@@ -214,7 +199,7 @@ class ServicePlan:
     choice: PlayedOption
     stretch: float  # the rate if passes take as long as predicted [1/s]
     alternatives: list[Rejected]
-    research: Research | None
+    research: PlayedOption | None  # the best that no engine runs, where it is better
     prices: dict[str, float]  # a looser target -> relative gain of the rate
     considered: int  # settings and batches in closed form
     plays: int
@@ -714,24 +699,20 @@ class ServiceSearch:
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         return times | {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
 
-    def _research(self, choice: PlayedOption) -> Research | None:
-        """The best of what no engine runs on the chosen deployment, from equal requests.
+    def _research(self, choice: PlayedOption) -> PlayedOption | None:
+        """The best of what no engine runs on the chosen deployment, if it is better when played.
 
-        Of what is known to lose little, unless more is admitted.
+        Equal requests choose it, of what is known to lose little unless more is admitted.
         """
         q = choice.candidate.question
         if q.admission.engine or q.admission.only or self.q.research:
             return None
         mild = q.with_limits(loss=max(q.limits.loss, RESEARCH_LOSS))
         some = [c for c in self.composed(mild, every=True) if not c.engines]
-        if not some:
-            return None
-        best, mine = max(some, key=lambda c: c.value), choice.candidate.value
-        parts = best.technique.tiles()
-        w, d = q.workload, q.deployment
-        batch = np.ceil(max(choice.carried.running, 1.0) / parts) * parts
-        found = w.predict(best.technique, d, np.array([batch]))
-        return Research(found, best.evidence, gain_over(mine, best.value))
+        best = max(some, key=lambda c: c.value, default=None)
+        least = choice.value * (1 + AS_GOOD)
+        found = self.play(best, self._tokens(choice), least=least) if best else None
+        return found if found is not None and found.value > least else None
 
 
 def full_weights(deployment: Deployment) -> float:
@@ -741,11 +722,6 @@ def full_weights(deployment: Deployment) -> float:
 
 def _within(search: TableSearch, row: int, limits: dict[str, float]) -> bool:
     return all(bool(search.table.columns[k][row] <= v * (1 + 1e-9)) for k, v in limits.items())
-
-
-def gain_over(before: float, after: float) -> float:
-    """Relative gain of an objective of which more is better; costs and times have a minus."""
-    return before / after - 1 if before < 0 else after / before - 1
 
 
 def explain_others(
@@ -765,7 +741,7 @@ def explain_others(
     for other in sorted(lossy, key=lambda o: (o.candidate.evidence.column, -o.value)):
         if choice.value < other.value * (1 - choice.margin(other)):  # it would be chosen
             shown += 1
-            yield Rejected(other, _more(q, choice, other))
+            yield Rejected(other, compare_options(q, choice, other))
     seen: set[tuple[str, int]] = set()
     for other in sorted(rivals, key=lambda o: -o.value):
         c = other.carried
@@ -782,10 +758,10 @@ def explain_others(
         seen.add(key)
         shown += 1
         exact = (search.play(other.candidate) or other) if other.rough else other
-        yield Rejected(exact, _more(q, choice, exact))
+        yield Rejected(exact, compare_options(q, choice, exact))
 
 
-def _more(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
+def compare_options(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
     """How an option compares with the choice, in a clause."""
     gain = other.value / choice.value - 1
     several = choice.carried.gpus != other.carried.gpus

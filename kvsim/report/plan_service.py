@@ -137,9 +137,6 @@ def make_result(
         not_modelled,
         played,
     ]
-    if plan.research is not None and plan.research.gain <= NO_GAIN:
-        best = phrase_technique(plan.research.prediction.technique)
-        more.append(f"No technique outside the engines would serve more; {best} comes closest.")
     if brief is not shown:
         more = [BLANK, shown, BLANK, *more]
     tables = [shown]
@@ -533,23 +530,12 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         elif known.kind != "lossless":
             told += f"; {_loss(known)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
-    if plan.research is not None and plan.research.gain > NO_GAIN:
-        found, p = plan.research, plan.research.prediction
-        times = "ttft_s", "tpot_s", "running", "usd_per_million_tokens"
-        empty = "requests_per_s", "output_tok_s", *times
-        yield {
-            "standing": "no engine",
-            **technique_fields(p.technique),
-            "gpus": plan.choice.carried.gpus,
-            "weights": p.deployment.weights,
-            **dict.fromkeys(empty),
-            "engines": [],
-            "quality": quality(found.evidence),
-            "gain": number(found.gain),
-            "reason": "no engine runs it (--research considers it); an estimated "
-            f"{round(100 * found.gain)} % more requests/s; "
-            f"{phrase_loss(found.evidence)}",
-        }
+    if plan.research is not None:
+        more = compare_options(plan.question, plan.choice, plan.research)
+        lost = phrase_loss(plan.research.candidate.evidence)
+        told = f"{more}, but only --research considers it; {lost}"
+        gain = number(plan.research.value / plan.choice.value - 1)
+        yield _row(plan.research, "no engine", told) | {"gain": gain}
 
 
 def _loss(found: Evidence) -> str:
