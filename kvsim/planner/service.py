@@ -28,7 +28,7 @@ from kvsim.planner.load import (
     load_of_trace,
     quantiles,
 )
-from kvsim.planner.question import Question, needed_option, simplicity_rank
+from kvsim.planner.question import Question, narrower_formats, needed_option, simplicity_rank
 from kvsim.planner.table import (
     SAMPLED_CONTEXTS,
     Options,
@@ -199,6 +199,7 @@ class ServicePlan:
     choice: PlayedOption
     stretch: float  # the rate if passes take as long as predicted [1/s]
     alternatives: list[Rejected]
+    narrower: PlayedOption | None  # full KV with narrower weights there, where it is better
     research: PlayedOption | None  # the best that no engine runs, where it is better
     prices: dict[str, float]  # a looser target -> relative gain of the rate
     considered: int  # settings and batches in closed form
@@ -577,6 +578,7 @@ class ServiceSearch:
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
             list(explain_others(self, choice, rivals, list(others.values()))),
+            self._narrower(choice),
             self._research(choice),
             prices,
             self.considered,
@@ -699,6 +701,28 @@ class ServiceSearch:
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         return times | {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
 
+    def _narrower(self, choice: PlayedOption) -> PlayedOption | None:
+        """Full KV with the gentlest weights of known loss that carry more where it was chosen.
+
+        None where the user asked for other weights than the released ones.
+        """
+        q = choice.candidate.question
+        if q.deployment.weights != q.deployment.model.released:
+            return None
+        named = replace(q.admission, judges_weights=False)
+        for weights in narrower_formats(q.deployment):
+            d = replace(q.deployment, weights=weights)
+            other = replace(q, deployment=d, admission=named)
+            if other.weights_evidence.unknown:
+                continue
+            search = ServiceSearch(replace(self.q, deployments=(other,)))
+            plain, least = search.plain(other), (1 + MATTERS) * choice.value
+            found = search.play(plain, least=least) if plain else None
+            self.rates.plays += search.rates.plays
+            if found is not None and found.value >= least:
+                return found
+        return None
+
     def _research(self, choice: PlayedOption) -> PlayedOption | None:
         """The best of what no engine runs on the chosen deployment, if it is better when played.
 
@@ -768,12 +792,12 @@ def compare_options(q: ServiceQuestion, choice: PlayedOption, other: PlayedOptio
     what = {
         "throughput": "{} {} requests/s",
         "cost": "costs {} {} per request",
-        "latency": "takes {} {}",
+        "latency": "requests take {} {}",
     }
     words = ("more", "fewer")
     if q.objective != "throughput":
         gain = 1 / (1 + gain) - 1
-        words = ("more", "less")
+        words = ("longer", "less") if q.objective == "latency" else ("more", "less")
     said = what[q.objective].format(f"{100 * abs(gain):.0f} %", words[0] if gain > 0 else words[1])
     return said + (
         " per GPU" if several and not q.total_gpus and q.objective == "throughput" else ""

@@ -383,7 +383,7 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         yield (
             "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
         )
-    elif not gains:
+    elif not gains and plan.narrower is None:
         yield (
             "The rate is limited by what the GPUs compute: neither looser targets nor more memory "
             "would raise it much; more or faster GPUs would."

@@ -128,7 +128,7 @@ def test_jobs_take_full_batches_and_a_last_smaller_one() -> None:
         ("throughput", 1.25, "25 % more requests/s per GPU"),
         ("throughput", 0.75, "25 % fewer requests/s per GPU"),
         ("cost", 1.25, "costs 20 % less per request"),
-        ("latency", 0.8, "takes 25 % more"),
+        ("latency", 0.8, "requests take 25 % longer"),
     ],
 )
 def test_options_are_compared_in_a_clause(objective: str, value: float, said: str) -> None:
@@ -136,7 +136,7 @@ def test_options_are_compared_in_a_clause(objective: str, value: float, said: st
     choice, other = (
         SimpleNamespace(value=v, carried=SimpleNamespace(gpus=n)) for v, n in ((1, 1), (value, 2))
     )
-    assert service._more(*cast(Any, (asked, choice, other))) == said
+    assert service.compare_options(*cast(Any, (asked, choice, other))) == said
 
 
 def test_rows_of_a_table_are_within_every_limit() -> None:
