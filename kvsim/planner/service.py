@@ -785,8 +785,16 @@ def explain_others(
         yield Rejected(exact, compare_options(q, choice, exact))
 
 
-def compare_options(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
-    """How an option compares with the choice, in a clause."""
+def compare_options(question: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
+    """Say how an option compares with the choice, in a clause.
+
+    Parameters
+    ----------
+    question
+        What was asked, whose objective is compared.
+    choice, other
+        The chosen option and another.
+    """
     gain = other.value / choice.value - 1
     several = choice.carried.gpus != other.carried.gpus
     what = {
@@ -795,12 +803,16 @@ def compare_options(q: ServiceQuestion, choice: PlayedOption, other: PlayedOptio
         "latency": "requests take {} {}",
     }
     words = ("more", "fewer")
-    if q.objective != "throughput":
+    if question.objective != "throughput":
         gain = 1 / (1 + gain) - 1
-        words = ("longer", "less") if q.objective == "latency" else ("more", "less")
-    said = what[q.objective].format(f"{100 * abs(gain):.0f} %", words[0] if gain > 0 else words[1])
+        words = ("longer", "less") if question.objective == "latency" else ("more", "less")
+    said = what[question.objective].format(
+        f"{100 * abs(gain):.0f} %", words[0] if gain > 0 else words[1]
+    )
     return said + (
-        " per GPU" if several and not q.total_gpus and q.objective == "throughput" else ""
+        " per GPU"
+        if several and not question.total_gpus and question.objective == "throughput"
+        else ""
     )
 
 
