@@ -135,13 +135,13 @@ def describe_asked(question: ServiceQuestion) -> str:
 def describe_obstacle(question: ServiceQuestion) -> str:
     """What stands in the way on the first deployment on which anything fits."""
     q = question.deployments[0]
-    idle, where = None, ""
+    least, where = None, ""
     for other in question.deployments:
-        idle = play_idle(question, other)
-        if idle is not None:
+        least = idle_times(question, other)
+        if least is not None:
             where = _differing(q.deployment, other.deployment)
             break
-    if idle is None:
+    if least is None:
         known = list(ServiceSearch(question).candidates(q))
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
@@ -174,7 +174,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             f"fewer than {100 * question.asked.share:g} % can be served"
         )
     found = []
-    for name, value in _times_of(idle, question.asked.share).items():
+    for name, value in least.items():
         limit = getattr(question.asked, name)
         if value > limit:
             found.append(

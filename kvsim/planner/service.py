@@ -583,7 +583,7 @@ class ServiceSearch:
             prices,
             self.considered,
             self.rates.plays,
-            max(prices.values(), default=0.0) < MATTERS and self._lacks_memory(choice),
+            max(prices.values(), default=0.0) < MATTERS and self._fills_cache(choice),
             [] if self.q.total_gpus else self._missing(admitted, [*near, *behind]),
             self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
         )

@@ -11,7 +11,7 @@ from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import Carried
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, narrower_formats, needed_option
 from kvsim.planner.remedies import Otherwise
-from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
+from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan, compare_options
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
@@ -379,6 +379,14 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             told.append(f"{units.percent(gain)} with {name} {units.seconds(limit)}")
         longer = "A longer target" if len(told) == 1 else "Longer targets"
         yield f"{longer} would serve more requests/s: {', '.join(sorted(told, key=_by_target))}."
+    if plan.narrower is not None:
+        other = plan.narrower
+        compared = compare_options(plan.question, plan.choice, other)
+        yield (
+            f"With --weights {other.carried.deployment.weights}: "
+            f"{_rate(other.carried.per_s)} requests/s ({compared}); "
+            f"{phrase_loss(other.candidate.evidence)}."
+        )
     if plan.fills_cache:
         yield (
             "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
