@@ -157,7 +157,8 @@ def _bound_axes(figure: "Figure") -> None:
         values = np.log10(values[np.isfinite(values) & (values > 0)])
         if values.size:
             room = MARGIN * max(np.ptp(values), 0.3)
-            axis.range = [float(values.min() - room), float(values.max() + room)]
+            ends = float(values.min() - room), float(values.max() + room)
+            axis.range = [round(end, 9) for end in ends]  # processors differ in the last digit
 
 
 def _visible(line: Any, name: str) -> np.ndarray:
