@@ -50,7 +50,7 @@ NONE = re.compile(
     r"|of [\d.]+ GiB|> 99 %|[+-]\d+ %|\d+ % (?:more|fewer)|\([-\d.]+ to [\d.]+ %\)"
 )
 """Names, dates, words for a workload, and differences of two figures."""
-BESIDE = re.compile(r"\n(?:How to run it|Evidence|Note|Below|Above|Assumed|Rows with)")
+BESIDE = re.compile(r"\n(?:What to change|How to run it|Evidence|Note|Below|Above|Assumed|Rows )")
 
 
 def shown(found: Any) -> str:

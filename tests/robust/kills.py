@@ -38,7 +38,7 @@ OWN = {
     "own.csv": TRACE,
     "sweep.toml": SWEEP,
     "some.txt": "It rains. " * 200,
-    "own.jsonl": "\n".join(LOG.splitlines()[:12]) + "\n",
+    "own.jsonl": "\n".join(LOG.splitlines()[:36]) + "\n",
     "access.log": "".join(ACCESS.replace("{}", str(second)) for second in range(9)),
 }
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("sweep", "sweep.toml", "--out", "swept", "--resume"), ("swept/chunk-0000000.parquet",),
     ),
     "calibrate": (
-        ("calibrate", *WHERE, "--from-run", "own.jsonl", "--fit-first", "5", "--out", "s.toml"),
+        ("calibrate", *WHERE, "--from-run", "own.jsonl", "--fit-first", "18", "--out", "s.toml"),
         ("s.toml",),
     ),
     "validate": (
