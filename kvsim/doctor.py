@@ -27,7 +27,17 @@ PUBLISHED_COLUMNS = {"technique", "metric", "published"}  # columns that no requ
 
 @frozen
 class Diagnosis:
-    """The kind of a file, and its faults, in the file's order where it has one."""
+    """Result of checking a file.
+
+    Attributes
+    ----------
+    kind
+        Kind of the file, such as ``request trace``.
+    faults
+        One line per fault, in the order of the file where there is one; empty if it is valid.
+    notes
+        Remarks on the valid content, one line each.
+    """
 
     kind: str
     faults: tuple[str, ...]
@@ -287,9 +297,9 @@ def _row_faults(reader: Reader) -> list[str]:
 
 
 def attention_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find the first fault of an attention trace.
+    """Check an attention trace, and report its first fault.
 
-    What follows it in a nested file has no meaning without it.
+    Later faults are not searched for, as reading stops at the first one.
 
     Parameters
     ----------
@@ -298,8 +308,10 @@ def attention_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple of list of str
-        Faults, and remarks on what is sound; one line each.
+    faults : list of str
+        The first fault, in one line; empty if the file is valid.
+    notes : list of str
+        Always empty.
     """
     try:
         attention.load(file)

@@ -54,17 +54,19 @@ STREAMED_ENDS = ("full", "offload:host_share=1,parts=1", "place:cpu_share=1")
 
 @frozen
 class LayerCosts:
-    """What one layer takes under each option, by shape.
+    """Time and memory of one layer for each option, by layer shape.
+
+    An option is a technique with its settings. Axes: q passes (prefill, then one decoding round),
+    r resources (the streams, then the layer's critical path), o options, k layer shapes.
 
     Attributes
     ----------
     seconds
-        By pass (prefill, a round), resource (streams, then the chain), option and shape.
-        (q, r, o, k) [s]
+        Time that a layer occupies each resource, (q, r, o, k). [s]
     gpu, host
-        Bytes, at their largest. (o, k) [B]
+        Peak memory of a layer, (o, k). [B]
     layers
-        Layers of each shape. (k,)
+        Number of layers of each shape, (k,).
     """
 
     seconds: Array
@@ -76,28 +78,30 @@ class LayerCosts:
 def choose_layers(
     costs: LayerCosts, memory: tuple[float, float], rounds: float, head: Array
 ) -> Array:
-    """Choose how many layers of each shape do what, the quickest within the memories.
+    """Choose an option for every layer so that the generation is as fast as the memory allows.
+
+    Solves the integer programme of :func:`build_layers`.
 
     Parameters
     ----------
     costs
-        What a layer takes.
+        Time and memory of a layer for each option.
     memory
-        Bytes that layers may have on a GPU and on the host. [B]
+        Memory that layers may occupy on each GPU, and in host memory per GPU. [B]
     rounds
-        Decoding rounds.
+        Number of decoding rounds.
     head
-        What a pass takes besides layers. (q,) [s]
+        Time of each pass outside the layers, (q,). [s]
 
     Returns
     -------
     Array
-        Layers by option and shape. (o, k)
+        Number of layers by option and shape, (o, k).
 
     Raises
     ------
     InfeasibleError
-        If no counts are within the limits.
+        If no assignment fits in the memory.
     """
     problem = build_layers(costs, memory, rounds, head)
     if not solver.solve(problem, GAP, SECONDS).has_values:
@@ -113,7 +117,17 @@ def choose_layers(
 def build_layers(
     costs: LayerCosts, memory: tuple[float, float], rounds: float, head: Array
 ) -> solver.Problem:
-    """Build the programme of `choose_layers`, whose parameters these are."""
+    """Build the integer programme that :func:`choose_layers` solves.
+
+    Its variables are the number of layers of each shape that use each option. It minimises the
+    time of prefill plus that of all decoding rounds, in units of the largest entry of
+    ``costs.seconds``. The parameters are those of :func:`choose_layers`.
+
+    Returns
+    -------
+    solver.Problem
+        The programme, not solved yet.
+    """
     problem = solver.create_problem("layers")
     options, shapes = costs.gpu.shape
     unit = max(float(costs.seconds.max()), 1e-9)
@@ -138,7 +152,22 @@ def build_layers(
 
 
 class MixedLayers:
-    """Layers that differ, for one question."""
+    """Search for plans in which layers differ in technique or placement.
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    search
+        Table of the techniques and settings that were evaluated for it.
+
+    Attributes
+    ----------
+    solves
+        Number of integer programmes solved so far.
+    replays
+        Number of assignments evaluated by the performance model so far.
+    """
 
     def __init__(self, question: Question, search: TableSearch) -> None:
         self.q, self.search, self.solves, self.replays = question, search, 0, 0
@@ -152,7 +181,13 @@ class MixedLayers:
         self.sequence = [s for block, n in question.deployment.shard.layout for s in block * n]
 
     def options(self) -> list[Technique]:
-        """What a layer may do."""
+        """Return the techniques that a layer may use.
+
+        These are the best settings of each technique within all limits but memory, at most
+        ``MOST_OPTIONS`` in total. If offloading is admitted, each is also included with all
+        weights in host memory. Techniques that are compositions, draft tokens, divide the batch or
+        differ by layer are excluded.
+        """
         table, limits = self.search.table, self.q.limits
         memoryless = {k: v for k, v in limits.finite().items() if not k.endswith("memory")}
         goal = table.columns[self.q.objective]
@@ -180,7 +215,22 @@ class MixedLayers:
         return [*some, *streamed]
 
     def better(self, batch: float) -> Iterator[Prediction]:
-        """Replayed layers at some batches around one."""
+        """Yield the fastest feasible assignment of techniques to layers at several batch sizes.
+
+        Each assignment comes from an integer programme and is then evaluated by the performance
+        model. Batch sizes without an assignment that fits in memory are skipped.
+
+        Parameters
+        ----------
+        batch
+            Batch size of the best plan whose layers are all alike, which is multiplied by
+            ``BATCH_FACTORS``; ignored if the question fixes the batch. [sequences]
+
+        Yields
+        ------
+        Prediction
+            Prediction for one batch size.
+        """
         fixed = self.q.workload.batch
         batches = [float(fixed)] if fixed else [max(round(f * batch), 1) for f in BATCH_FACTORS]
         options = self.options()
@@ -287,14 +337,16 @@ def _with_streamed(technique: Technique) -> Technique:
 
 @frozen
 class FoundPlacements:
-    """Placements that were added to a table of techniques.
+    """Result of :func:`add_placements`.
 
     Attributes
     ----------
     uniform
-        Those whose layers are alike.
-    solves, replays
-        Programmes that were solved, and layers that the engine replayed.
+        Placements with the same settings in all layers.
+    solves
+        Number of integer programmes solved for placements that differ by layer.
+    replays
+        Number of their solutions evaluated by the performance model.
     """
 
     uniform: UniformPlacements
@@ -303,14 +355,22 @@ class FoundPlacements:
 
 
 def add_placements(question: Question, search: TableSearch) -> FoundPlacements:
-    """Add the best uniform placements, and layers that differ, to the rows of a table.
+    """Search for offloading placements, and add the best to a table of techniques.
+
+    Placements may be the same in all layers or differ by layer.
 
     Parameters
     ----------
     question
-        The question; where an engine is named, nothing is added, as none runs such placements.
+        The planning problem. If it names an inference engine, nothing is added, because no engine
+        supports such placements.
     search
-        Its table, which gets the rows.
+        Table to which rows are added.
+
+    Returns
+    -------
+    FoundPlacements
+        The placements that are the same in all layers, and the effort of the search.
     """
     if question.admission.engine:
         return FoundPlacements(UniformPlacements(), 0, 0)

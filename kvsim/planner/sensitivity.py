@@ -84,7 +84,19 @@ SAME_OBJECTIVE = 5e-3  # relative difference below which the simpler of two is n
 
 @frozen
 class Binding:
-    """A limit that holds the plan back."""
+    """A target or quality limit without which the plan would be better.
+
+    Attributes
+    ----------
+    limit
+        Name of the limit, such as ``tpot``.
+    gain_without
+        Relative improvement of the objective if the limit is removed.
+    technique
+        Technique that would then be chosen; empty if none is found.
+    option
+        Command-line option that removes the limit; empty for latency targets.
+    """
 
     limit: str
     gain_without: float  # of the objective, relative, as solved without the limit
@@ -95,10 +107,28 @@ class Binding:
 def solve_prices(
     question: Question, search: TableSearch, row: int, uniform: UniformPlacements
 ) -> dict[str, float]:
-    """Relative gain of the objective for a little more of each thing, as solved again.
+    """Estimate how much the objective improves if a resource or limit is increased slightly.
 
-    Limits change nothing of what the engine says, so that what is known under one is known under
-    another; links do. Shares of mixes of placements that are the best, or may be, are solved again.
+    The plan is optimised again for one more GiB of GPU memory, for 16 GiB more host memory, and
+    for 10 % more of each finite latency target, bandwidth and the arithmetic rate. Only techniques
+    that are close to the best one are considered (see :func:`near_techniques`).
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    search
+        Table of the techniques and settings that were evaluated for it.
+    row
+        Row of the chosen plan in this table.
+    uniform
+        Best placements with the same settings in all layers, where the new searches start.
+
+    Returns
+    -------
+    dict of str to float
+        Relative improvement of the objective by description of the change, such as
+        ``"one more GiB of GPU memory"``; 0 if there is none.
     """
     leaders, limits = near_techniques(search, row), question.limits
     known = _tabulate(question, leaders, limits.gpu_memory + GIB)
@@ -151,9 +181,27 @@ def find_bindings(
     found: dict[str, float],
     uniform: UniformPlacements,
 ) -> list[Binding]:
-    """Targets and limits of loss that hold the plan back, with what it would bring to lift them.
+    """Find the latency targets and quality limits without which the plan would be better.
 
-    Memory is not among them: no machine has any amount of it, and its price is for a little more.
+    Memory limits are not included; :func:`solve_prices` gives the value of more memory.
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    search
+        Table of the techniques and settings that were evaluated for it.
+    row
+        Row of the chosen plan in this table.
+    found
+        Relative improvements that :func:`solve_prices` returned.
+    uniform
+        Best placements with the same settings in all layers, where the new searches start.
+
+    Returns
+    -------
+    list of Binding
+        The binding limits; empty if no limit costs anything.
     """
     value, limits = search.value(row), []
     cheap = {"ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}
@@ -200,7 +248,17 @@ def _simplest_technique(search: TableSearch, limits: dict[str, float], best: flo
 
 
 def near_techniques(search: TableSearch, row: int) -> list[Technique]:
-    """The best settings of techniques that a change by a tenth may make the best."""
+    """Return the techniques, each with its best settings, that are at most 25 % behind a plan.
+
+    A change of a resource by 10 % may make one of them the best.
+
+    Parameters
+    ----------
+    search
+        Table of the evaluated techniques and settings.
+    row
+        Row of the plan, whose technique is always included.
+    """
     value, limits = search.value(row), search.q.limits.finite()
     goal, found = search.table.columns[search.q.objective], {row: None}
     for name in search.table.names:
@@ -213,7 +271,17 @@ def near_techniques(search: TableSearch, row: int) -> list[Technique]:
 def with_faster_links(
     deployment: Deployment, links: tuple[str, ...], factor: float = PRICE_STEP
 ) -> Deployment:
-    """The deployment with some links several times as fast, or a tenth faster."""
+    """Return a deployment in which the bandwidth of some links is multiplied by a factor.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    links
+        Names of the links, such as ``h2d``.
+    factor
+        Factor on their bandwidth.
+    """
     changed = {
         name: Link(link.bandwidth * factor, link.latency) if name in links else link
         for name, link in deployment.hardware.links.items()
@@ -236,18 +304,20 @@ BREAKPOINT_HALVINGS = 4  # halvings of the interval in which the choice changes
 
 @frozen
 class Breakpoint:
-    """A change beyond which another technique is chosen.
+    """A value of an input at which the planner starts to choose a different technique.
 
     Attributes
     ----------
     what
-        In words: "prompt", "host link bandwidth".
+        Name of the input: ``prompt``, ``batch``, ``host link bandwidth`` or
+        ``host memory bandwidth``.
     factor
-        Times the value asked about.
+        The value divided by that of the original question.
     value
-        That value; tokens, sequences, or a rate. [tokens, sequences, B/s]
+        The value, in the unit of the input. [tokens, sequences or B/s]
     technique
-        What is chosen there, one name for all mixes of places; nothing where nothing fits.
+        Technique that is chosen there. All combinations of placements share one name; empty if
+        nothing meets the limits.
     """
 
     what: str
@@ -259,10 +329,25 @@ class Breakpoint:
 def find_breakpoints(
     question: Question, search: TableSearch, chosen: Technique
 ) -> list[Breakpoint]:
-    """The nearest change of each kind, up or down, at which the choice changes.
+    """Find the smallest changes of single inputs that change the chosen technique.
 
-    The best settings of every technique compete, each at its own best batch, and mixes of places as
-    the programme gives them.
+    Prompt length, host bandwidths and a fixed batch are increased and decreased by up to a factor
+    of 8. Every technique competes with the settings that are best for the original question, and
+    placements are optimised again.
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    search
+        Table of the techniques and settings that were evaluated for it.
+    chosen
+        The chosen technique.
+
+    Returns
+    -------
+    list of Breakpoint
+        At most one for each input and direction.
     """
     rivals = _best_settings(search)
     w, d = question.workload, question.deployment
@@ -340,9 +425,21 @@ def _with_batch(q: Question, batch: int) -> Question:
 
 
 def pareto_front(table: Options, limits: dict[str, float]) -> list[int]:
-    """Rows within the limits that nothing beats in both TPOT and throughput, the fastest first.
+    """Return the Pareto-optimal rows in TPOT and throughput among those within the limits.
 
-    Of rows that are equal but for rounding, the simplest.
+    Of rows that are equal up to rounding, only the simplest technique is included.
+
+    Parameters
+    ----------
+    table
+        The evaluated techniques and settings.
+    limits
+        Largest admitted value by column name, in the unit of the column.
+
+    Returns
+    -------
+    list of int
+        Indices of the rows, by increasing TPOT.
     """
     columns = table.columns
     ok = np.ones(len(table), dtype=bool)
@@ -373,15 +470,17 @@ ERROR_KINDS = {"ttft": "prefill", "tpot": "decode"}
 
 @frozen
 class TargetProbability:
-    """The chance that a plan keeps its targets.
+    """Probability that a plan meets its latency targets.
 
     Attributes
     ----------
     kept
-        Probability that each target is kept, by limit; those of which something is known.
+        Probability that each target (``ttft``, ``tpot``) is met. Targets that are not set, or for
+        which no prediction error was measured, are missing.
     safer
-        The most of the objective that the same technique gives while every target is kept with
-        ``SURE``; None where the choice does, or where no batch does.
+        The largest batch of the same technique that meets each target with a probability of at
+        least ``LIKELY_ENOUGH``. None if the plan does so itself, if the batch is fixed, or if no
+        batch does.
     """
 
     kept: dict[str, float]
@@ -389,12 +488,27 @@ class TargetProbability:
 
     @property
     def sure(self) -> bool:
-        """Whether the choice itself keeps every target with ``SURE``."""
+        """Whether the plan meets each target with a probability of at least ``LIKELY_ENOUGH``."""
         return all(share >= LIKELY_ENOUGH for share in self.kept.values())
 
 
 def target_probability(question: Question, choice: Prediction) -> TargetProbability:
-    """The chance that a choice keeps its targets, and the largest batch that is safe."""
+    """Estimate the probability that a plan meets its latency targets.
+
+    The distribution of the prediction error comes from measurements on this or a similar machine.
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    choice
+        Prediction for the chosen plan.
+
+    Returns
+    -------
+    TargetProbability
+        Probability by target and, if one is too low, a smaller batch that is safe.
+    """
     name = choice.technique.name
     known: dict[str, KnownError] = {}
     for target, kind in ERROR_KINDS.items():
@@ -413,7 +527,18 @@ def target_probability(question: Question, choice: Prediction) -> TargetProbabil
 
 
 def probability_below(error: KnownError, factor: float) -> float:
-    """Probability that measured times are less than a factor of the predicted ones."""
+    """Compute the probability that a measured time is below a multiple of the predicted time.
+
+    The ratio of the two is taken as log-normal with median 1; its spread above and below 1 comes
+    from the two ends of the 80 % interval.
+
+    Parameters
+    ----------
+    error
+        Measured prediction error.
+    factor
+        Multiple of the predicted time.
+    """
     reach = log(error.high) if factor >= 1 else -log(error.low)
     if reach == 0.0:
         return 1.0 if factor >= 1 else 0.0
@@ -462,7 +587,23 @@ MISSED_BY_LITTLE = 2.0  # times a target: what is missed by less is loosened fir
 
 
 def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
-    """Why there is no plan, the smallest relaxation of each limit, and what meets all of them."""
+    """Explain why no plan meets the limits, and what would help.
+
+    Parameters
+    ----------
+    question
+        The planning problem.
+    search
+        Table of the techniques and settings that were evaluated for it.
+
+    Returns
+    -------
+    NoPlanError
+        Error to be raised by the caller. Its message states what is infeasible: that no technique
+        runs here, that all of them lose too much quality, or which limit is exceeded. It also has
+        the smallest sufficient value of each single limit, if changing one is enough, and changes
+        of the question with which all limits can be met (see :func:`find_remedies`).
+    """
     table, limits = search.table, question.limits
     if not table.technique:
         text = question.admission.describe_refusals(question.deployment) or (
@@ -528,16 +669,36 @@ def _describe_excess(q: Question, columns: dict[str, np.ndarray], hard: dict[str
 
 
 def format_limit(name: str, value: float) -> str:
-    """A limit with its unit."""
+    """Format the value of a limit with its unit.
+
+    Parameters
+    ----------
+    name
+        Name of the limit, such as ``ttft`` or ``gpu_memory``.
+    value
+        Its value. [s or B]
+    """
     return f"{format_number(value / GIB)} GiB" if name.endswith("memory") else format_seconds(value)
 
 
 def find_remedies(
     question: Question, search: TableSearch | None = None, looser: "LooserTimes | None" = None
 ) -> Iterator[PlanRemedy]:
-    """Changes that meet every limit: of times, quality, batch, weights, GPUs, the GPU, the context.
+    """Yield changes of the question with which a plan meets all limits, roughly the smallest first.
 
-    The smallest comes first: targets that are missed by little.
+    They include looser latency targets, lossy techniques, a smaller batch, narrower weights, more
+    or other GPUs, an NVMe drive and a shorter prompt.
+
+    Parameters
+    ----------
+    question
+        The planning problem, for which there is no plan.
+    search
+        Table of the evaluated techniques and settings; None if no technique can run. Lossy
+        techniques and smaller batches are tried only with a table.
+    looser
+        Result of :func:`longer_times`. It is yielded first if it exceeds the targets by less than
+        a factor of ``MISSED_BY_LITTLE``, otherwise near the end.
     """
     limits = question.limits
     if looser is not None and looser.little:
@@ -577,7 +738,17 @@ def find_remedies(
 
 @frozen
 class LooserTimes:
-    """The shortest targets that would do, one lifted if one is enough, and what they bring."""
+    """Latency targets that are just loose enough for a plan.
+
+    Attributes
+    ----------
+    remedy
+        The new targets, and the plan that meets them.
+    least
+        Latency of the fastest plan by target (``ttft``, ``tpot``); only targets to loosen. [s]
+    little
+        Whether each of these is below ``MISSED_BY_LITTLE`` times the requested target.
+    """
 
     remedy: PlanRemedy
     least: dict[str, float]  # what the quickest plan takes [s]
@@ -585,7 +756,20 @@ class LooserTimes:
 
 
 def longer_times(question: Question) -> LooserTimes | None:
-    """The times that the quickest plan without targets takes, and the plan that those allow."""
+    """Find the smallest latency targets for which there is a plan.
+
+    TTFT alone is loosened if that is enough, otherwise TPOT alone, otherwise both.
+
+    Parameters
+    ----------
+    question
+        The planning problem, for which there is no plan.
+
+    Returns
+    -------
+    LooserTimes or None
+        The targets, rounded up; None if there is no plan even without them.
+    """
     for names in (("ttft",), ("tpot",), ("ttft", "tpot")):
         asked = {name: getattr(question.limits, name) for name in names}
         if not all(map(np.isfinite, asked.values())):
@@ -633,7 +817,18 @@ def _placed_narrower(question: Question) -> Iterator[PlanRemedy]:
 
 
 def remedies_with_longer_ttft(question: Question) -> Iterator[PlanRemedy]:
-    """Narrower weights, and more GPUs, that would do if prompts alone were given longer."""
+    """Yield changes of the deployment that need a looser TTFT target as well.
+
+    Parameters
+    ----------
+    question
+        The planning problem, for which there is no plan.
+
+    Yields
+    ------
+    PlanRemedy
+        At most one with narrower weights, and one with a larger degree of tensor parallelism.
+    """
     d = question.deployment
     weights = [({"weights": name}, replace(d, weights=name)) for name in narrower_weights(d)]
     gpus = [({"tp": str(n)}, replace(d, tp=n)) for n in larger_tp(d)]
@@ -693,7 +888,19 @@ def _other_gpus(q: Question) -> Iterator[PlanRemedy]:
 
 
 def longest_prompt(question: Question) -> PlanRemedy | None:
-    """The longest prompt for which there is a plan, to a twentieth, in round numbers."""
+    """Find the longest prompt for which there is a plan.
+
+    Parameters
+    ----------
+    question
+        The planning problem, for which there is no plan.
+
+    Returns
+    -------
+    PlanRemedy or None
+        A prompt length within about 5 % of the longest, rounded, and its plan; None if even a
+        prompt of 64 tokens is too long.
+    """
     w = question.workload
 
     def plan(prompt: int) -> Prediction | None:

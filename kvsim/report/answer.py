@@ -196,7 +196,11 @@ def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
 
 
 def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
-    """Append the first short command line of an engine to the verdict of an answer.
+    """Add the command that starts an inference engine to the verdict of an answer.
+
+    The first command of at most ``MAX_COMMAND_WORDS`` words is taken. Sentences at the end of the
+    verdict are dropped if the verdict would exceed ``MAX_VERDICT_WORDS`` words with it. Commands
+    are removed from the answer's ``settings``.
 
     Parameters
     ----------
@@ -204,6 +208,11 @@ def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
         The answer.
     rows
         Configurations of engines, as :func:`kvsim.emit.engines.write_settings` returns them.
+
+    Returns
+    -------
+    Answer
+        A copy with the command, or the same answer if no command is short enough.
     """
     told = next(
         (row for row in rows if row["line"] and len(row["line"].split()) <= MAX_COMMAND_WORDS), None

@@ -119,7 +119,7 @@ class HostPlacement(Placement):
 
     @property
     def tiles(self) -> int:
-        """Parts of the batch."""
+        """Number of parts of the batch that pass through each layer one after another."""
         return self.parts
 
     @property
@@ -139,7 +139,12 @@ class HostPlacement(Placement):
         return positive(self.weights_host)
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """The first layer whose cache leaves the GPU."""
+        """Return the index of the first layer whose cache is offloaded; empty if that is layer 0.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
         first = self._first_offloaded(deployment)
         return (first,) if first else ()
 
@@ -289,7 +294,21 @@ class HostPlacement(Placement):
         return ("return_out@-1" if self.parts > 1 else "return_out",)
 
     def prefetch(self, at: LayerPass) -> list[Op]:
-        """Return the copies of weights and hidden states that are on the host."""
+        """Return the copies of a layer's offloaded weights and hidden states.
+
+        These are the loads of weights and hidden states from the host, which may start before the
+        layer, and the stores of new hidden states to the host. If a part is on a drive, the copies
+        between host and drive are included.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+
+        Returns
+        -------
+        list of Op
+            Copies for one part of the batch; empty if weights and hidden states stay on the GPU.
+        """
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
@@ -335,7 +354,12 @@ class HostPlacement(Placement):
         return {"kv": self.k_host * home[0] + self.v_host * home[1]}
 
     def draft_room(self, at: LayerPass) -> Buffers:
-        """Return the memory of each share, by tier and name. [B]"""
+        """Return the memory that a layer's cache reserves for draft tokens, by tier and name. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         if not at.drafting.room:
             return {}
         k, v = draft_bytes(at)

@@ -36,7 +36,22 @@ def fetched_place(index, places, chosen, room, row, mask):
 
 @jit
 def spread(index, places, chosen, room, LISTED: tl.constexpr):
-    """Write down at every fetched token where in the list it is."""
+    """Write the position of each fetched token in the list of fetched tokens to a table by token.
+
+    Parameters
+    ----------
+    index
+        Pointer to the fetched tokens, (sequences * KV heads, chosen).
+    places
+        Pointer to the table to write, (sequences * KV heads, room), int32. Entries of tokens that
+        are not fetched are not written.
+    chosen
+        Fetched tokens per KV head.
+    room
+        Tokens per KV head in the table.
+    LISTED
+        Fetched tokens per program.
+    """
     head = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * LISTED + tl.arange(0, LISTED)
     token = tl.load(index + head * chosen + entry, mask=entry < chosen, other=-1)
@@ -156,7 +171,44 @@ def widen(
     HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BY_TOKEN: tl.constexpr,
     LOWER: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Rows of one head's store as fp32 numbers (tokens, head dim)."""
+    """Dequantise rows of the packed keys or values of one KV head to fp32.
+
+    Parameters
+    ----------
+    codes
+        Pointer to the packed codes, uint8, (rows, HEAD_DIM * BITS / 8).
+    lower
+        Pointer to 4-bit residual codes, uint8, (rows, HEAD_DIM / 2); read if LOWER.
+    scale, zero
+        Pointers to scales and zero points, (rows, table) if BY_TOKEN, else (groups, HEAD_DIM).
+    factor
+        Pointer to further factors per channel, (groups, HEAD_DIM); read if FACTOR.
+    table
+        Groups of channels per token, if BY_TOKEN.
+    row
+        Rows to read, (tokens,).
+    group_row, factor_row
+        Group of each row in ``scale`` and ``zero`` unless BY_TOKEN, and in ``factor``, (tokens,).
+    column
+        Channels to read, (channels,).
+    mask
+        Elements to read, (tokens, channels); the others are 0 in the result.
+    HEAD_DIM
+        Dimension of a head.
+    BITS
+        Bits per code.
+    GROUP
+        Elements that share a scale.
+    BY_TOKEN
+        Whether scales are per token and group of channels, and not per channel and group of tokens.
+    LOWER, FACTOR
+        Whether there are residual codes, and further factors.
+
+    Returns
+    -------
+    tensor
+        Dequantised elements, (tokens, channels), fp32.
+    """
     per_byte: tl.constexpr = 8 // BITS
     at = row[:, None] * (HEAD_DIM // per_byte) + column[None, :] // per_byte
     byte = tl.load(codes + at, mask=mask, other=0).to(tl.int32)
@@ -202,7 +254,12 @@ def side(
     BY_TOKEN: tl.constexpr, LOWER: tl.constexpr, FACTOR: tl.constexpr, FIRST: tl.constexpr,
     TAIL: tl.constexpr, FETCHED: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values of a block of tokens, each from where it is, as fp32 (tokens, head dim)."""
+    """Load keys or values of a block of tokens as fp32, (tokens, channels).
+
+    Each token comes from one of three buffers: packed rows (``codes`` with their scales), unpacked
+    recent tokens in a ring buffer (``tail``), or tokens fetched from the host (``fetched``), for
+    which ``place`` is their position in the list of fetched tokens plus 1, and 0 for all others.
+    """
     wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
     instead = place > 0
     if BITS > 0:
@@ -282,7 +339,13 @@ def runs(
     SCORED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, WORDS: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
-    """One run of tokens of one KV head: output, and log-sum-exp, per query row."""
+    """Compute attention of one KV head's queries over one run of SPLIT consecutive tokens.
+
+    The first axis of the grid is sequences * KV heads, the second runs of tokens. Every program
+    writes the normalised output of its run to ``out`` and the log-sum-exp of its logits to ``lse``,
+    by query row; :func:`join` merges the runs. If SCORED, it also writes the logits of the last
+    query to ``scores``.
+    """
     sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
     head = tl.program_id(0) % kv_heads
     start = tl.program_id(1) * SPLIT
@@ -428,7 +491,10 @@ def join(
     USED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     JOINED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the runs of one query row, some at once."""
+    """Merge the partial attention outputs of all runs of one query row by their log-sum-exp.
+
+    Reads ``out`` and ``lse``, JOINED runs at a time, and writes ``whole`` and ``whole_lse``.
+    """
     head = tl.program_id(0)
     query = tl.program_id(1)
     column = tl.arange(0, WIDTH)
@@ -456,16 +522,27 @@ def join(
 
 
 def attend_masked(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> PartialAttention:
-    """Attention of a few queries over rows as they are stored, in two launches.
+    """Compute masked attention of a few queries per sequence over unpacked keys and values.
+
+    Logits are scaled by 1 / sqrt(head dim). Runs two kernels: one computes attention over runs of
+    tokens in parallel, the other merges the runs.
 
     Parameters
     ----------
     queries
         Queries, (sequences, heads, new, head dim).
     keys, values
-        Rows, (sequences, KV heads, tokens, head dim), in the queries' format or in fp8.
+        Keys and values in the format of the queries or in fp8,
+        (sequences, KV heads, tokens, head dim).
     seen
-        What each query sees, (sequences or 1, KV heads or 1, new, tokens), bool.
+        Mask that is true where a query sees a token, bool,
+        (sequences or 1, KV heads or 1, new, tokens).
+
+    Returns
+    -------
+    PartialAttention
+        Output, (sequences, heads, new, head dim), and log-sum-exp of the logits,
+        (sequences, heads, new), both in fp32.
     """
     batch, heads, new, head_dim = queries.shape
     kv_heads, tokens = keys.shape[1:3]
@@ -515,7 +592,27 @@ def _joined(queries: Tensor, out: Tensor, lse: Tensor) -> PartialAttention:
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """As ``attention.attend``, in two launches, and one more where pairs are fetched."""
+    """Compute attention of a few queries per sequence over a packed cache.
+
+    Runs two kernels: one computes attention over runs of tokens in parallel, the other merges the
+    runs. A third prepares a table if some tokens are fetched from the host.
+
+    Parameters
+    ----------
+    queries
+        Queries, (sequences, heads, new, head dim).
+    view
+        The cache: packed tokens, unpacked recent tokens, and tokens fetched from the host.
+    scored
+        Whether to return the logits of the last query of each sequence too.
+
+    Returns
+    -------
+    PartialAttention
+        Output, (sequences, heads, new, head dim), and log-sum-exp of the logits,
+        (sequences, heads, new), both in fp32; with ``scored`` the logits,
+        (sequences, heads, tokens), -inf where the query does not see a token.
+    """
     batch, heads, new, head_dim = queries.shape
     some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
     kv_heads = some.shape[1]

@@ -37,10 +37,32 @@ from kvsim.validate.transfer import Transfers
 
 
 class Composed(LayeredRun):
-    """A technique that runs on one decoder for one batch of prompts.
+    """Run a technique in PyTorch, with one model and one batch of prompts.
 
-    Each layer does what the parts of the technique state, by the implementation that ``registry``
-    finds for each part.
+    Each layer has a cache that implements the selection, storage and placement of the technique for
+    that layer; speculative decoding has a drafter. Implementations are looked up in
+    ``kvsim.validate.registry``.
+
+    Parameters
+    ----------
+    technique
+        The technique.
+    decoder
+        The model that runs.
+    lengths
+        Length of each prompt. [tokens]
+    generate
+        Tokens to generate per sequence. [tokens]
+
+    Attributes
+    ----------
+    instead
+        Replacements for classes of the registry, by original class; set by subclasses.
+
+    Raises
+    ------
+    InputError
+        If the technique, or a combination of its parts, cannot run with this model.
     """
 
     instead: Mapping[type, type] = MappingProxyType({})

@@ -162,7 +162,13 @@ class CachePlacement:
         return None
 
     def resident(self) -> Resident:
-        """Return the buffers that layers share in this placement, by memory tier and name."""
+        """Return the tensors that this placement allocates, such as buffers that layers share.
+
+        Returns
+        -------
+        Resident
+            Lists of tensors by memory tier and buffer name; empty in this base class.
+        """
         return {}
 
     def close(self) -> None:

@@ -199,12 +199,12 @@ class LayerContext:
 
     @property
     def batch(self) -> int:
-        """Number of these sequences."""
+        """Number of sequences in this part of the batch."""
         return len(self.lengths)
 
     @property
     def visit(self) -> tuple[int, int]:
-        """Index of the layer, and of the first of these sequences."""
+        """Index of the layer, and index of the first sequence in this part of the batch."""
         return self.layer, self.rows.start
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:

@@ -16,9 +16,12 @@ OWN = 0.2  # of an even share of the budget, which every head keeps for itself
 
 
 class AdaKv(Snapkv):
-    """All heads' tokens in one row of cells: what is kept head by head, then what is generated.
+    """A cache whose KV heads keep different numbers of prompt tokens.
 
-    Every query sees the cells of its own head alone.
+    The heads of a layer share one budget, which is divided among them by the tokens' scores [1]_.
+    All heads of a sequence share one array of slots: first the kept prompt tokens, head after
+    head, then the generated tokens, with one slot per head for each. A mask restricts every query
+    to the slots of its own KV head.
 
     References
     ----------
@@ -39,11 +42,21 @@ class AdaKv(Snapkv):
 
     @property
     def slots(self) -> int:
-        """Those of all heads side by side."""
+        """Slots to allocate per sequence, for all KV heads together if the prompt is cut."""
         return super().slots * (self.heads if self.uneven else 1)
 
     def cut(self, keys: Tensor, values: Tensor) -> None:
-        """The best of every head, then the best of all heads."""
+        """Score the prompts' tokens and store the best.
+
+        Every KV head keeps its best tokens up to a fifth (``OWN``) of ``budget``. The rest of the
+        layer's budget, ``budget`` times the number of KV heads, goes to the highest scores of all
+        heads. Prompts that fit in the budget are stored in full.
+
+        Parameters
+        ----------
+        keys, values
+            The prompts, (batch, KV heads, longest prompt, head dim).
+        """
         tokens, lengths = torch.arange(self.prompt, device=keys.device), self._on_device
         there = tokens < lengths[:, None]
         scored = self.score(keys, values, there).to(keys.dtype)
@@ -69,7 +82,10 @@ class AdaKv(Snapkv):
         self.kv.fill(kept[0], kept[1], counts, "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """New tokens of all heads side by side; each query sees its own head's."""
+        """Store the new tokens of all KV heads, and let each query attend to its own head's tokens.
+
+        Parameters and result are those of ``LayerCache.attend``.
+        """
         if not self.uneven:
             return super().attend(queries, keys, values, step)
         span, many = self.slot_range(step), self.heads
@@ -89,5 +105,12 @@ class AdaKv(Snapkv):
         return self.kv.attend(queries.transpose(1, 2), flat, seen[:, None]).transpose(1, 2)
 
     def buffers(self) -> Resident:
-        """Where each head's tokens end."""
+        """Return the index of the slot after the last kept prompt token of each KV head.
+
+        Returns
+        -------
+        Resident
+            One int32 tensor in GPU memory, named ``head ends``, (batch, KV heads). It has no
+            columns if the longest prompt fits in the budget.
+        """
         return {"gpu": {"head ends": [self.ends]}}

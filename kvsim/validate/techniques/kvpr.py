@@ -53,7 +53,16 @@ SMALL_SETTINGS = ("split={split}",)
 
 
 class Kvpr(HostRows):
-    """One layer's rows in host memory, the first tokens of which are recomputed in every step."""
+    """The KV cache of one layer in host memory, whose first tokens are recomputed in every pass.
+
+    The layer's inputs for these tokens are kept in host memory too. Their keys and values are
+    recomputed on the GPU while the keys and values of the other tokens are copied [1]_.
+
+    References
+    ----------
+    .. [1] C. Jiang et al., "KVPR: Efficient LLM Inference with I/O-Aware KV Cache Partial
+       Recomputation", ACL Findings 2025, https://arxiv.org/abs/2411.17089
+    """
 
     recomputes = True
 
@@ -77,7 +86,7 @@ class Kvpr(HostRows):
         return int(self.splits[min(cached - self.shared.shortest, len(self.splits) - 1)])
 
     def ready(self) -> None:
-        """Make two buffers for inputs, once for all layers."""
+        """Allocate the two GPU buffers for layer inputs, which all layers share."""
         self.shared.allocate()
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
@@ -104,9 +113,33 @@ class Kvpr(HostRows):
         after: tuple[Mark, ...],
         tables: list[Tensor],
     ) -> tuple[int, list[Mark]]:
-        """Queue steps 1 and 2 of a layer; ``load_kv`` is queued by the caller and runs beside.
+        """Start recomputing the keys and values of the first cached tokens of this layer.
 
-        The recomputation runs on a stream of its own as soon as its inputs have arrived.
+        Queues the copy of the layer's inputs to the GPU and, on a second compute stream, the
+        projection of these inputs to keys and values. Returns without waiting for either. The
+        caller copies the keys and values of the remaining tokens at the same time.
+
+        Parameters
+        ----------
+        turn
+            Number of layers that were processed before, over all passes. Even and odd numbers use
+            different input buffers.
+        tokens
+            Cached tokens of the longest sequence. [tokens]
+        note
+            Counter that records the FLOPs and bytes of the queued work.
+        after
+            Events that the queued work waits for.
+        tables
+            GPU buffers for the keys and for the values, (tokens, sequences * KV heads, head dim).
+            The recomputed tokens are written to their first rows.
+
+        Returns
+        -------
+        split : int
+            Number of recomputed tokens; 0 if nothing is recomputed. [tokens]
+        events : list of Mark
+            Events that signal the end of the recomputation; empty if nothing is recomputed.
         """
         split = self.split(tokens)
         if not split:

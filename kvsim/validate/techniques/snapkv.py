@@ -15,7 +15,10 @@ POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept 
 
 
 class Snapkv(CutCache):
-    """Kept are the observing queries' own tokens and those with the highest scores, by KV head.
+    """A cache that evicts prompt tokens by the attention they get from the prompt's last queries.
+
+    Each KV head keeps the tokens of the observation window, which is the end of the prompt, and
+    the earlier tokens with the highest scores, ``budget`` tokens in total [1]_.
 
     References
     ----------
@@ -30,17 +33,46 @@ class Snapkv(CutCache):
         self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """In full; the last queries are kept."""
+        """Compute full causal attention for a chunk, and record the observation window's queries.
+
+        Parameters and result are those of ``LayerCache.attend_prompt``.
+        """
         self.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """Collect the observing queries that are in this chunk, if they choose anything."""
+        """Record those queries of a prompt chunk that lie in the observation window.
+
+        Does nothing if the longest prompt fits in the budget, because no token is evicted then.
+
+        Parameters
+        ----------
+        queries
+            Queries of the chunk, (sequences, heads, new, head dim).
+        step
+            The pass over the chunk.
+        """
         if self.prompt > self.budget:
             self.last.observe(queries, step)
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Weights of the last queries, summed and averaged over neighbours; their own stay."""
+        """Score prompt tokens by the attention that the observation window pays to them.
+
+        Attention weights are summed over the window's queries and averaged over ``POOL``
+        neighbouring tokens. Tokens of the window itself score infinity, so that they are kept.
+
+        Parameters
+        ----------
+        keys, values
+            The prompts, (batch, KV heads, longest prompt, head dim); values are not used.
+        there
+            Not used.
+
+        Returns
+        -------
+        Tensor
+            Scores, (batch, KV heads, longest prompt).
+        """
         with self.counter.op("observe") as record:
             weights = self.last.weights(record, keys)
         total = by_kv_head(weights.float(), keys.shape[1]).sum(2)

@@ -26,9 +26,16 @@ ROTATION_SEED = 2504  # of the rotation, which all layers share
 
 
 class Turboquant(PerTokenCache):
-    """A rotated vector's numbers are close to normal with its norm over the root of its length.
+    """A KV cache that applies a random rotation to keys and values and quantises the result [1]_.
 
-    So one table of levels serves them all.
+    The elements of a randomly rotated vector are close to normally distributed, with a standard
+    deviation of its norm divided by the square root of its dimension. One table of quantisation
+    levels therefore serves all vectors.
+
+    References
+    ----------
+    .. [1] A. Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion
+       Rate", algorithm 1, https://arxiv.org/abs/2504.19874
     """
 
     keeps_numbers = False
@@ -40,7 +47,13 @@ class Turboquant(PerTokenCache):
         self.turn = rotation(room.dim).to(room.device, room.dtype)
 
     def codecs(self) -> tuple[Codec, Codec]:
-        """Both sides by their widths."""
+        """Return the codecs of keys and of values, which may have different numbers of bits.
+
+        Raises
+        ------
+        InputError
+            If neither keys nor values are quantised (``bits=16``).
+        """
         part = self.part
         assert isinstance(part, Settings)
         if part.exact:
@@ -53,25 +66,51 @@ class Turboquant(PerTokenCache):
         return keys, values
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Rotate the prompt and encode it."""
+        """Rotate, quantise and store the tokens of the prompts.
+
+        Parameters are those of ``KvStore.fill``.
+        """
         most = max(counts)
         turned = self._rotate("rotate", True, keys[:, :, :most], values[:, :, :most])
         super().fill(turned[0], turned[1], counts, plainly)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Rotate new tokens and encode them."""
+        """Rotate, quantise and store the new tokens of a pass.
+
+        Parameters are those of ``KvStore.append``.
+        """
         turned = self._rotate("rotate", True, keys, values)
         super().append(turned[0], turned[1], span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attention among rotated vectors."""
+        """Rotate the queries, attend to the rotated cache, and rotate the output back.
+
+        Parameters and result are those of ``KvStore.attend``.
+        """
         out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
         return self._rotate("rotate_back", True, out)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """The same with what each slot got."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Parameters
+        ----------
+        queries
+            Unrotated queries, (sequences, heads, 1, head dim).
+        span
+            Slots of the new tokens, and the slots in use after the pass.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        out : Tensor
+            Attention output, rotated back, (sequences, heads, 1, head dim).
+        weights : Tensor
+            Attention weight of every slot, (sequences, heads, 1, slots).
+        """
         turned = self._rotate("rotate", False, queries)[0]
         out, weights = super().attend_with_scores(turned, span, seen)
         return self._rotate("rotate_back", True, out)[0], weights
@@ -88,7 +127,13 @@ class Turboquant(PerTokenCache):
 
 @cache
 def rotation(dim: int) -> Tensor:
-    """A random orthogonal matrix, always the same one."""
+    """Return a random orthogonal matrix, (dim, dim), in fp64; it is the same in every call.
+
+    Parameters
+    ----------
+    dim
+        Dimension of a head.
+    """
     generator = torch.Generator().manual_seed(ROTATION_SEED)
     made, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     signs: Tensor = upper.diagonal().sign()
@@ -96,7 +141,15 @@ def rotation(dim: int) -> Tensor:
 
 
 class Levels(Codec):
-    """The norm of a group of numbers, and each number's level beside it."""
+    """Codec that stores a norm per group of elements, and a quantisation level per element.
+
+    Parameters
+    ----------
+    bits
+        Bits per element.
+    group
+        Elements that share a norm.
+    """
 
     def __init__(self, bits: int, group: int) -> None:
         self.bits, self.group = bits, group
@@ -106,7 +159,19 @@ class Levels(Codec):
         return [(dim * self.bits // 8, torch.uint8), (dim // self.group, torch.float16)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """The nearest level of every number."""
+        """Quantise every element to the nearest level, after division by its group's RMS value.
+
+        Parameters
+        ----------
+        numbers
+            Rotated keys or values, (sequences, KV heads, tokens, head dim).
+
+        Returns
+        -------
+        list of Tensor
+            Packed codes, uint8, and the norms of the groups, fp16;
+            (sequences, KV heads, tokens, width) each.
+        """
         parts = self._grouped(numbers.float())
         norms = parts.norm(dim=-1).half()
         scale = norms.float()[..., None] / self.group**0.5
@@ -118,7 +183,18 @@ class Levels(Codec):
         return EncodedRows.from_parts(parts, self.bits, self.widen)
 
     def widen(self, parts: list[Tensor]) -> Tensor:
-        """Levels times norms, in fp32."""
+        """Dequantise rows to fp32.
+
+        Parameters
+        ----------
+        parts
+            Packed codes and norms, as :meth:`encode` returns them.
+
+        Returns
+        -------
+        Tensor
+            Rotated keys or values, (sequences, KV heads, tokens, head dim).
+        """
         numbers = self._grouped(from_levels(parts[0], self.bits))
         numbers *= (parts[1].float() / self.group**0.5)[..., None]
         return numbers.flatten(-2)

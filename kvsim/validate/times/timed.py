@@ -40,7 +40,23 @@ from kvsim.validate.times.compared import ISSUED
 
 
 class ReplayedRounds:
-    """The decoding rounds of a generation that has read its prompt."""
+    """Run the decoding rounds of a generation, as CUDA graphs where possible.
+
+    Rounds with the same key (``Composed.branch``) do the same work. The first is launched kernel
+    by kernel, the second is captured, and the captured graph runs from then on.
+
+    Parameters
+    ----------
+    run
+        Generation that has finished its prefill.
+
+    Attributes
+    ----------
+    why
+        Why rounds cannot run as CUDA graphs; empty if they can.
+    replayed
+        Number of rounds that ran as CUDA graphs so far.
+    """
 
     def __init__(self, run: Generation) -> None:
         self.run = run
@@ -53,7 +69,7 @@ class ReplayedRounds:
 
     @torch.inference_mode()
     def ready(self) -> bool:
-        """Whether the next round will be replayed; captures it where that is still to be done."""
+        """Return whether the next round will run as a CUDA graph, after capturing it if needed."""
         key = self.run.impl.branch(self.run.cached)
         if self.why or key not in self._issued:
             return False
@@ -66,7 +82,7 @@ class ReplayedRounds:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One round, replayed if ``ready`` has said so."""
+        """Run one decoding round, as a CUDA graph if it has been captured."""
         run = self.run
         if self.why:
             run.impl.decode_round(run)
@@ -83,17 +99,17 @@ class ReplayedRounds:
 
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture work on the current GPU as one launch; it is not done yet.
+    """Capture work as a CUDA graph on the current GPU, without running it.
 
     Parameters
     ----------
     work
-        Launches kernels and waits for nothing.
+        Launches kernels; must not synchronise with the host.
 
     Returns
     -------
     callable
-        Replays them.
+        Launches the graph.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -247,17 +263,29 @@ def run_timed(
     busy: Mapping[str, float] | None = None,
     graphs: bool = False,
 ) -> Timing:
-    """Run a workload once, and time its prompt and rounds.
+    """Run a generation once, and measure the time of its prefill and of each decoding round.
 
     Parameters
     ----------
+    decoder
+        The model, on the device to measure.
+    technique
+        The KV-cache technique.
+    work
+        Number and length of the random prompts, and number of tokens to generate.
     by_op
-        Time every op too, which itself takes some time.
+        Measure each op too, which slows the run down.
     busy
-        What the host takes for each op, as a run before has told: ops are then timed behind a
-        GPU that is kept busy, so that they are their kernels' times. [s]
+        Host time to launch each op, by name, as :func:`issuing` returns it. The GPU is then kept
+        busy before each op, so that the measured times of ops do not include their launch. [s]
     graphs
-        Replay rounds as CUDA graphs where they can be; the others are then not timed.
+        Run decoding rounds as CUDA graphs where possible. Once there are any, times of rounds that
+        were launched kernel by kernel are left out of the result.
+
+    Returns
+    -------
+    Timing
+        The times, and the memory of the technique.
     """
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
@@ -317,7 +345,25 @@ def issuing(run: Timing) -> dict[str, float]:
 
 
 def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
-    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy."""
+    """Measure the time of each op of a generation that has run before and is warmed up.
+
+    On a GPU the generation runs twice: the first run measures the launch times, so that the second
+    can exclude them.
+
+    Parameters
+    ----------
+    decoder
+        The model, on the device to measure.
+    technique
+        The KV-cache technique.
+    work
+        Number and length of the random prompts, and number of tokens to generate.
+
+    Returns
+    -------
+    Timing
+        Times with those of ops in ``passes``.
+    """
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
@@ -335,9 +381,24 @@ class Counted:
 
 @torch.inference_mode()
 def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Counted:
-    """Run a workload once for its memory and copies.
+    """Run a generation once, and measure its peak memory and the bytes copied over the host link.
 
-    A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
+    On a GPU the peak comes from PyTorch's allocator. On a CPU it is the largest sum of the sizes of
+    live tensors.
+
+    Parameters
+    ----------
+    decoder
+        The model, on the device to measure.
+    technique
+        The KV-cache technique.
+    work
+        Number and length of the random prompts, and number of tokens to generate.
+
+    Returns
+    -------
+    Counted
+        Peak memory besides the weights, and copied bytes by direction.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
