@@ -385,7 +385,7 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         yield (
             f"With --weights {other.carried.deployment.weights}: "
             f"{_rate(other.carried.per_s)} requests/s ({compared}); "
-            f"{phrase_loss(other.candidate.evidence)}."
+            f"{_loss(other.candidate.evidence)}."
         )
     if plan.fills_cache:
         yield (
