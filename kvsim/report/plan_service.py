@@ -465,7 +465,7 @@ def _left_out(plan: ServicePlan) -> Iterator[str]:
     if lossy:
         name, known = min(lossy.items(), key=lambda item: item[1].column)
         yield f"{name} weights ({_loss(known)}; {needed_option(known)} admits them)"
-    elif narrower and len(formats) == 1:
+    elif narrower and len(formats) == 1 and plan.narrower is None:
         yield f"{join_words(narrower, 'or')} weights (--weights auto compares them)"
     layouts = {q.deployment.ep for q in plan.question.deployments}
     if model.experts and d.gpus > 1 and len(layouts) == 1 and d.ep == 1:
