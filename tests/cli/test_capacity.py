@@ -293,7 +293,7 @@ def test_kinds_in_a_schedule_cost_what_the_fleet_does() -> None:
     [
         "--prompt 1k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1,2 --only full",
         "--trace sample:conversation --rate 3x --gpus h100 --tp 1 --only full --pools no",
-        "--prompt 500 --cached 2k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 "
+        "--prompt 2500 --cached 2k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 "
         "--only full --pools no",
     ],
     ids=["drawn", "conversations", "common prefix"],

@@ -187,8 +187,9 @@ def test_an_engine_command_is_pasted_as_one_line() -> None:
     ],
 )
 def test_a_plan_tells_limits_and_what_it_left_out_on_one_screen(
-    options: str, expected: str
+    options: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     result = run("plan", *options.split())
     assert result.code == 0 and len(result.out.splitlines()) <= 25
     told = " ".join(result.out.split())

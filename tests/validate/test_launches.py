@@ -32,5 +32,5 @@ def test_long_contexts_are_ranked_by_more_kernels(monkeypatch: pytest.MonkeyPatc
     for module in (steps, topk):  # as if the small run's context were a long one
         monkeypatch.setattr(module, "RANKED_ALONE", 64)
     many = launches(text)["decode"]
-    assert many.stated[0] == few.stated[0] + 8
+    assert many.stated[0] == few.stated[0] + 10
     assert many.real[0] == pytest.approx(many.stated[0], abs=0.5)
