@@ -380,7 +380,9 @@ class RateSearch:
             while meets(high := low * factor):
                 low, factor = high, factor**2
                 if self.load.at(low).duration < SIMULTANEOUS:
-                    return low  # all of them are there at once, and no rate is too high
+                    # so few meet the targets at any rate: it is bounded by how fast they are served
+                    served = self.play(costs, low)
+                    return max(kept, float(served.finished.sum()) / served.duration_s)
         elif least:
             return 0.0
         else:

@@ -46,6 +46,7 @@ from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.techniques.released import CACHE, FULL, engines_running, served_by
 from kvsim.techniques.technique import Technique
+from kvsim.traces.resample import scale_clients
 
 RESEARCH_LOSS = 0.05  # what the best that no engine runs may lose, where nothing was admitted
 MOST_COMPOSED = 120  # compositions of a deployment that are evaluated
@@ -662,7 +663,8 @@ class ServiceSearch:
         costs = c.slower.apply(c.costs)
         blocks = int(LARGER_CACHE * costs.capacity / max(costs.room.block_bytes, 1.0))
         larger = costs.with_rules(replace(costs.rules, blocks=blocks))
-        return self.rates.kept(larger, 1.1 * c.each_per_s) >= self.q.asked.share
+        rate, share = 1.1 * c.each_per_s, self.q.asked.share
+        return self.rates.kept(larger, rate) >= share > self.rates.kept(costs, rate)
 
     def composed(self, question: Question, every: bool) -> Iterator[Candidate]:
         """The best compositions on a deployment, where there is anything to compose.
@@ -855,7 +857,9 @@ def plan_classes(question: ServiceQuestion) -> list[ClassPlan]:
         if not rows.size:
             continue
         some = requests.take(rows)
-        load = load_of_trace(some, question.load.words)
+        # as many as in the whole trace: of fewer the first tokens meet a target at any rate
+        many = scale_clients(some, len(requests) / rows.size)[0]
+        load = load_of_trace(many, question.load.words)
         mean, answers = max(round(load.prompt), 1), max(round(load.generate), 1)
         asked = tuple(
             replace(q, workload=replace(q.workload, prompt=mean, generate=answers))

@@ -6,7 +6,6 @@ an engine whose kernels are slower than those of another engine on the same GPU.
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import evidence, units
 from kvsim.report.json import Row, number
-
-if TYPE_CHECKING:
-    pass
 
 SLOWEST_SUMS = 2e9
 """The slowest sums measured over PCIe: 8 L40S, 2 GB/s on most hosts and 20 GB/s on one

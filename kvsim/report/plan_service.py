@@ -344,6 +344,8 @@ def _trace(plan: ServicePlan) -> str:
     share = plan.choice.carried.each_per_s / rate
     if not plan.replicas:
         return f"That is {units.format_number(share, 2)} times the trace's rate."
+    if plan.replicas == 1 and share < 1:  # of few requests at once
+        return "One replica serves the trace."
     if plan.replicas == 1:
         return f"One replica serves {units.format_number(share, 2)} times the trace's rate."
     return f"{plan.replicas} such replicas serve the trace."
@@ -392,9 +394,13 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
         )
     elif not gains and plan.narrower is None:
+        most = plan.choice.candidate.question.workload.batch
+        cause, larger = "the speed of the GPUs", ""
+        if most is not None:
+            cause, larger = f"{cause} or by --batch {most}", " or a larger batch"
         yield (
-            "The rate is limited by what the GPUs compute: neither looser targets nor more memory "
-            "would raise it much; more or faster GPUs would."
+            f"The rate is limited by {cause}: neither longer targets nor more memory would raise "
+            f"it much; more or faster GPUs{larger} would."
         )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
         some = "; ".join(
