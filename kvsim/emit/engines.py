@@ -402,8 +402,8 @@ def _note_spread(s: Served, settings: EngineSettings) -> None:
 def _note_nodes(s: Served, settings: EngineSettings) -> None:
     if s.nodes > 1:
         settings.lack(
-            f"the addresses of {s.nodes} machines: start the engine on each of them, as its "
-            f"manual says for several nodes"
+            f"{s.nodes} machines in one command: start it on each of them with their addresses, as "
+            f"in {MANUALS[settings.engine].title}'s manual for several nodes"
         )
 
 

@@ -260,7 +260,12 @@ class Carried:
 
     @property
     def running(self) -> float:
-        """Mean sequences that decode at once, of one replica. [sequences]"""
+        """Mean sequences that decode at once, of one replica, idle times included. [sequences]"""
+        return float(np.mean([o.mean_batch * o.busy_share for o in self.played]))
+
+    @property
+    def batch(self) -> float:
+        """Mean sequences that decode at once while a replica computes. [sequences]"""
         return float(np.mean([o.mean_batch for o in self.played]))
 
     @property

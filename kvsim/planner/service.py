@@ -211,10 +211,10 @@ class ServicePlan:
 
     @property
     def prediction(self) -> Prediction:
-        """The choice for equal requests of mean lengths, as many at once as on average."""
+        """The choice for equal requests of mean lengths, as many at once as while it computes."""
         c, w = self.choice.carried, self.choice.candidate.question.workload
         parts = c.technique.tiles() * c.deployment.dp
-        batch = max(np.ceil(c.running / parts), 1.0) * parts
+        batch = max(np.ceil(c.batch / parts), 1.0) * parts
         return w.predict(c.technique, c.deployment, np.array([batch]))
 
     def curve(self) -> Iterator[dict[str, object]]:
