@@ -106,7 +106,9 @@ class Pairs(Selection):
     borrows = False
     preset = False
     first: ClassVar[bool] = False  # whether this is the pre-decoding pass
-    launches = Launches(prefill={"store_kv": 2}, decode={"attn": 10, "topk": (5, 10), "prefetch": 2})
+    launches = Launches(
+        prefill={"store_kv": 2}, decode={"attn": 10, "topk": (5, 10), "prefetch": 2}
+    )
 
     k: Number = param(64, "pairs prefetched per KV head", high=1e7)
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
