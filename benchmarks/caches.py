@@ -59,7 +59,7 @@ ROTATED = ("turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
 BOTH = "vllm-turboquant-blog and vllm-53060 (main), batches given or of the load"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     BOTH: ("turboquant_k8v4", *ROTATED),
-    "vllm-38378 and vllm-40633, model and card assumed": (
+    "vllm-38378 and vllm-40633, whose model and card are assumed": (
         "int8_per_token_head",
         "fp8_per_token_head",
         "int4_per_token_head",

@@ -83,9 +83,9 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     found = predict_points(where, techniques, *sizes, bool(clients), every)
     if every:
         print_note(
-            f"{EVERY}: what an engine runs at the speed of stack {where.stack.name}, "
-            f"{len(techniques)} in all; name others with --technique, or compare them with `kvsim "
-            "explore`"
+            f"`{EVERY}` compares the {len(techniques)} techniques that an engine runs at the speed "
+            f"of stack {where.stack.name}; name others with --technique, or compare them with "
+            "`kvsim explore`"
         )
     for reason in found.answer.left_out:
         print_note(f"left out: {reason}")

@@ -20,6 +20,7 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.options import Inputs, command_line, takes_options
 from kvsim.report.json import Row
+from kvsim.report.phrases import join_words
 from kvsim.report.result import Result
 from kvsim.report.simulate import (
     keeps_targets,
@@ -119,7 +120,8 @@ class TraceRun:
             before = read_finished_run(place, mark)
             if before is not None:
                 return before
-        run = min(map(self._play, (self.costs, *self.otherwise)), key=_mean_ttft)
+        runs = [self._play(costs) for costs in (self.costs, *self.otherwise)]
+        run = min(runs, key=_mean_ttft)
         name = str(self.costs.technique)
         wrong = faults(run) if check else []
         if wrong:
@@ -129,8 +131,11 @@ class TraceRun:
         if self.otherwise:
             way = run.costs.rules.prefix_load
             found["row"]["prefix_load"] = way
-            least = f"mean TTFT is shortest with {way}: {_mean_ttft(run):.4g} s"
-            print_note(f"--prefix-load auto: {name}: {least}")
+            means = [f"{_mean_ttft(x):.4g} s with {x.costs.rules.prefix_load}" for x in runs]
+            print_note(
+                f"--prefix-load auto chose {way} for {name}, as its mean TTFT is the shortest: "
+                f"{join_words(means)}"
+            )
         if place is not None:
             write_run(place, run, mark, found)
         return found

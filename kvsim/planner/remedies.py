@@ -170,8 +170,8 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         return f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
     if np.inf in least.values() and (o := _play_idle(question, other)) is not None:
         return (
-            f"{100 * o.refused.mean():.2g} % of requests are larger than the KV cache{where}, so "
-            f"fewer than {100 * question.asked.share:g} % can be served"
+            f"{100 * o.refused.mean():.2g} % of requests do not fit in the KV cache{where}, so "
+            f"fewer than the {100 * question.asked.share:g} % asked can be served"
         )
     found = []
     for name, value in least.items():

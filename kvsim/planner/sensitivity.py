@@ -69,7 +69,7 @@ from kvsim.planner.table import (
 )
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, weights_bytes
-from kvsim.quality.evidence import KNOWN_BAD
+from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import parse
 from kvsim.techniques.released import FULL, engine_refusal
 from kvsim.techniques.technique import Technique
@@ -96,12 +96,15 @@ class Binding:
         Technique that would then be chosen; empty if none is found.
     option
         Command-line option that removes the limit; empty for latency targets.
+    evidence
+        Of the technique's loss of quality, where the limit is on that.
     """
 
     limit: str
     gain_without: float  # of the objective, relative, as solved without the limit
     technique: str  # what would then be chosen
     option: str = ""  # of the command line, which takes the limit away
+    evidence: Evidence | None = None
 
 
 def solve_prices(
@@ -216,9 +219,8 @@ def find_bindings(
         error = question.between(search.table.technique[other], search.table.technique[row])
         if relative_gain(value, search.value(other)) > max(MIN_PRICE, error):
             option = " ".join(admitting_options(question, search, other))
-            limits.append(
-                Binding(name, relative_gain(value, search.value(other)), technique, option)
-            )
+            gain, known = relative_gain(value, search.value(other)), search.table.evidence[other]
+            limits.append(Binding(name, gain, technique, option, known))
     return limits
 
 

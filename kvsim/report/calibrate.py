@@ -321,15 +321,15 @@ def calibrate_from_run(
 def _write_verdicts(fit: "RunFit") -> list[str]:
     """Which numbers stay as they were, and why."""
     words = {
-        "agrees": "As shipped, because the run agrees with it",
-        "not told": "As shipped, because the run does not determine it",
+        "agrees": "The run agrees with these numbers, so they keep their shipped values",
+        "not told": "The run does not determine these numbers, so they keep their shipped values",
     }
     found = [f"Refused: {fit.refused}."] if fit.refused else []
     for verdict_, said in words.items():
         keys = [key for key, each in fit.verdicts.items() if each == verdict_]
         if keys:
-            more = "; a run with quiet and busy stretches and prompts of several lengths would"
-            found.append(f"{said}{more if verdict_ == 'not told' else ''}: {', '.join(keys)}.")
+            more = " A run with quiet and busy stretches and prompts of several lengths would."
+            found.append(f"{said}: {', '.join(keys)}.{more if verdict_ == 'not told' else ''}")
     return found
 
 
@@ -375,7 +375,8 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     if row["refused"]:
         done = f"The fit is refused: {row['stack']}'s own numbers predict {others} better."
     elif moved:
-        done = f"The run changes {', '.join(moved)}; checked on {others}."
+        done = f"The fit changed {', '.join(moved)}; it was checked on {many} requests on {card} "
+        done += "that it had not seen."
     else:
         done = f"The run does not improve on {row['stack']}'s numbers, which are kept."
     return Answer(

@@ -46,7 +46,7 @@ ROUTED = {
     "without those found there",
 }
 """Where each router sends requests."""
-EXACT = "If predictions were exact"
+EXACT = "Without the margin for prediction errors"
 MAX_ROWS, MIN_CASES = 5, 2  # of all that a terminal shows; other fleets among them
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
@@ -54,6 +54,7 @@ SCHEDULE = (
 )
 FULL_KV = re.compile(r" full(?= \+ | \(|,|;|$)")
 DRAFTING = re.compile(r"\b([\w-]+):\S*?\bgamma=(\d+)[\w.,=-]*")
+DRAFTED = re.compile(r" ([\w-]+) with (\d+) drafts")  # in a fleet, as DRAFTING writes it
 DISAGGREGATED_NOTE = (
     "1 prefill + 1 decode: one engine computes prompts and transfers their KV "
     "caches to one that decodes"
@@ -293,6 +294,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     some, gpus = answer.fleet.replicas, int(answer.fleet.total("gpus"))
     whole = f"{gpus} GPUs, {fleet}" if gpus > some.sum() else fleet
     always = ", always running" if q.schedule is not None and not answer.fleet.changes else ""
+    each_of = ", with" if some.sum() == 1 else ", each with"
+    whole = DRAFTED.sub(rf"{each_of} \1 and \2 drafts", whole)
     rent = f"Rent {'up to ' if answer.fleet.changes else ''}{whole}{always}: {paid}"
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
@@ -325,7 +328,7 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     return said, (
         f". {EXACT}, {'up to ' if stretch.changes else ''}{_shorten(stretch.name)} "
         f"({usd(stretch.cost)} per "
-        "hour) would be enough for this trace"
+        "hour) would be enough"
     )
 
 
@@ -589,26 +592,33 @@ def _dearer_cases(answer: Row) -> list[Row]:
 def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     loads = answer["at_load"].items()
-    cases = {f"at {load} times the load": x for load, x in loads}
-    cases |= {f"without {_one(name)}": x for name, x in answer["after_loss"].items()}
-    lower = {f"at {load} times the load" for load, _ in loads if float(load) < 1}
+    cases = {f"at {load} times": x for load, x in loads}
+    cases |= {f"if {_one(name)} fails": x for name, x in answer["after_loss"].items()}
+    lower = {f"at {load} times" for load, _ in loads if float(load) < 1}
     met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
-    sure = [x["probability"] for x in cases.values() if x["probability"] is not None]
-    missed = [
-        f"{likelihood(x['probability'])} {name}"
-        if sure
-        else name + ("" if x["within"] else f" ({_describe_waits(x)})")
-        for name, x in cases.items()
-        if not x["met"]
-    ]
-    who = "Without headroom or losses besides, this fleet" if _needed(answer) else "This fleet"
-    said = f"{who} also meets the targets {join_words(met)}" if met else ""
-    if missed:
-        it, them = ("it", "them") if met else (who, "the targets")
-        how = f"{it} meets {them} with a probability of" if sure else f"{it} misses {them}"
-        how += f" {join_words(missed)}"
-        said = f"{said}; {how}" if said else how
-    return [f"{said}."] if said else []
+    missed = {name: x for name, x in cases.items() if not x["met"]}
+    sure = any(x["probability"] is not None for x in cases.values())
+    loads_met = [name.split()[1] for name in met if name.startswith("at ")]
+    kept = [f"at {join_words(loads_met)} times"] if loads_met else []
+    kept += [name for name in met if not name.startswith("at ")]
+    said = f"{join_words(kept)} the fleet still meets the targets" if met else ""
+    if missed and sure:
+        likely = {name: likelihood(x["probability"]) for name, x in missed.items()}
+        if met:
+            each = [f"{name} with a probability of {share}" for name, share in likely.items()]
+            said += f"; {join_words(each)}"
+        else:
+            each = [f"{share} {name}" for name, share in likely.items()]
+            said = f"probability of meeting the targets: {', '.join(each)}"
+    elif missed:
+        waits = {n: "" if x["within"] else f" ({_describe_waits(x)})" for n, x in missed.items()}
+        misses = join_words([f"{name}{wait}" for name, wait in waits.items()])
+        said += f"; it misses them {misses}" if met else f"the fleet misses the targets {misses}"
+    if not said:
+        return []
+    said = said.replace(" times", " times the load", 1)
+    said = f"without headroom or losses besides, {said}" if _needed(answer) else said
+    return [f"{said[0].upper()}{said[1:]}."]
 
 
 def _describe_waits(times: Row) -> str:

@@ -658,11 +658,11 @@ def _describe_gain(plan: ChosenPlan, gain: float) -> str:
 
 def _binding(plan: ChosenPlan, b: Binding) -> str:
     more, name = _describe_gain(plan, b.gain_without), b.technique
-    if b.limit == "loss" and plan.limits.loss > 0:
-        option = b.option or "--lossy"
-        return f"Admitting techniques of unknown loss ({option}): {more}, with {name}."
-    if b.limit == "loss":
-        return f"Allowing loss of quality ({b.option or '--lossy'}): {more}, with {name}."
+    if b.limit == "loss" and b.evidence is not None:
+        unknown = "its loss of quality is unknown"
+        loss = unknown if b.evidence.unknown else phrase_loss(b.evidence)
+        cost = f"cost {more.removesuffix(' cost')}" if plan.objective == "cost" else f"give {more}"
+        return f"With {b.option or '--lossy'}, {name} would {cost}; {loss}."
     if b.limit == "assumed":
         return f"Speculation ({name}): {more}; pass --acceptance once you have measured yours."
     option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")

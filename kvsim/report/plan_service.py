@@ -28,7 +28,7 @@ from kvsim.report.phrases import (
 )
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import join_titles, phrase_loss
+from kvsim.report.suitability import WITH_CONFIDENCE, join_titles, phrase_loss
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Command, Heading, count_lines
 from kvsim.techniques.released import ENGINES
@@ -214,7 +214,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     ]
     plan: list[Block] = []
     if near is not None:
-        plan = ["Its whole answer:", Command(str(remedies[0]["command"]))]
+        plan = ["To see this plan in full, run:", Command(str(remedies[0]["command"]))]
     answer = Answer(
         verdict=verdict(["No plan meets the targets.", *told]),
         changes=changes,
@@ -258,7 +258,7 @@ def _nearest(near: PlayedOption, option: str) -> str:
 def _answer(plan: ServicePlan) -> Answer:
     c, found = plan.choice.carried, plan.choice.candidate.evidence
     d, technique, money = c.deployment, label(c.technique), [_money(plan)]
-    exact = f"If predictions were exact: {_rate(plan.stretch)} requests/s."
+    exact = f"Without the margin for prediction errors: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
         [_sentence(plan), *(money if asked else [])],
@@ -378,9 +378,9 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         for what, gain in gains:
             name = what.split()[-1]  # of "a 10 % looser TTFT" or "twice the TTFT"
             limit = (2.0 if what.startswith("twice") else 1.1) * getattr(asked, name.lower())
-            told.append(f"{units.percent(gain)} with {name} {units.seconds(limit)}")
-        longer = "A longer target" if len(told) == 1 else "Longer targets"
-        yield f"{longer} would serve more requests/s: {', '.join(sorted(told, key=_by_target))}."
+            told.append(f"by {units.percent(gain)} with {name} {units.seconds(limit)}")
+        looser = "A looser target" if len(told) == 1 else "Looser targets"
+        yield f"{looser} would raise the rate: {', '.join(sorted(told, key=_by_target))}."
     if plan.narrower is not None:
         other = plan.narrower
         compared = compare_options(plan.question, plan.choice, other)
@@ -538,9 +538,10 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         needs, d = a.option.candidate.needs, a.option.carried.deployment
         where = differing_options(plan.choice.carried.deployment, d)
         told = f"{where}: {a.reason}" if where else a.reason
-        known = a.option.candidate.evidence
+        known, guessed = a.option.candidate.evidence, needs == "--acceptance"
         if needs:
-            told += f", but needs {needs}: {_loss(known)}"
+            admitted = f"{_loss(known)}, which {needs} allows"
+            told += f", but needs {needs}: {_loss(known)}" if guessed else f"; {admitted}"
         elif known.kind != "lossless":
             told += f"; {_loss(known)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
@@ -553,8 +554,8 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
 
 
 def _loss(found: Evidence) -> str:
-    """A loss without what it was not tested on, which the choice's sentence says."""
-    return phrase_loss(found).partition("; not tested on")[0]
+    """A loss in a line, without what it was not tested on, which the choice's sentence says."""
+    return phrase_loss(found).partition("; not tested on")[0].replace(WITH_CONFIDENCE, "")
 
 
 def _row(option: PlayedOption, standing: str, reason: str) -> Row:

@@ -666,7 +666,8 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
-        span = first if first == last or abs(gains[0] - gains[-1]) < 0.02 else f"{first} to {last}"
+        least, most = min(gains), max(gains)
+        span = f"{units.times(least)} to {units.times(most)}" if most - least >= 0.02 else first
         return f"{other} is {side} than {base} at every {axis} ({span} its speed)."
     i = turns[0]
     return (

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -293,17 +294,17 @@ def _write_answer(
     asked = {k.removesuffix("_s").upper(): t for k, t in rows[0]["targets"].items() if t}
     targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
-    own = next((some for row, some in zip(rows, played, strict=False) if row is best), None)
+    arrivals = [_arrival_rate(own) for own in played] or [None] * len(rows)
     if sought:
         best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
-    arrive = None  # where it depends on the answers
-    if own is not None and own.parent is None and own.duration > 0:
-        arrive = len(own) / own.duration
+    arrive = next((a for row, a in zip(rows, arrivals, strict=True) if row is best), None)
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
     elif _varied_option(rows):
-        told = _describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
+        told = _describe_cases(
+            rows, _describe_machines(best, deployment), trace, best, targets, arrivals
+        )
         if _varied_option(rows) not in ("rate", "req_s"):
             told = " ".join([*_describe_overload(best, arrive), told])
     else:
@@ -345,6 +346,13 @@ def _figures(row: Row) -> Row:
     times = "ttft_s", "tpot_s", "output_tok_s", "goodput_per_s"
     others = "good_share", "kv_peak_share", "usd_per_million_tokens"
     return {key: row[key] for key in ("technique", *times, *others)}
+
+
+def _arrival_rate(requests: Requests) -> float | None:
+    """Rate at which requests arrive; None where it depends on the answers. [1/s]"""
+    if requests.parent is not None or requests.duration <= 0:
+        return None
+    return len(requests) / requests.duration
 
 
 def _select_best(rows: Sequence[Row], targets: bool) -> Row:
@@ -399,8 +407,17 @@ def _describe_overload(row: Row, arrive: float | None) -> list[str]:
         return []
     if arrive is not None and taken < OVERLOADED * arrive:
         both = f"{units.rate(taken)} of {units.rate(arrive)}"
-        return [f"Overloaded: the server completes {both} requests/s."]
+        count = _count_replicas(row, arrive, taken)
+        need = f", so about {count:,} replicas are needed" if count else ""
+        return [f"Overloaded: the server completes {both} requests/s{need}."]
     return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
+
+
+def _count_replicas(row: Row, arrive: float | None, taken: float) -> int:
+    """About how many replicas complete as many requests as arrive; 0 if that is not known."""
+    if not arrive or not taken or row["refused"]:
+        return 0
+    return ceil(int(row["replicas"]) * arrive / taken)
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
@@ -474,13 +491,20 @@ def _name_runs(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
+def _describe_cases(
+    rows: Sequence[Row],
+    where: str,
+    trace: str,
+    best: Row,
+    targets: str,
+    arrivals: Sequence[float | None],
+) -> str:
     """The verdict on runs of one technique that differ in one option."""
     key = _varied_option(rows)
     shares = _list(rows, lambda row: units.percent(row["good_share"]))
     met = f"{shares} of requests meet {targets}." if targets else ""
     if key in ("req_s", "rate"):
-        return _describe_loads(rows, where, met)
+        return _describe_loads(rows, where, met, arrivals)
     if key in ("host_cache", "nvme_cache"):
         return _describe_tiers(rows, where, trace)
     if key == "prefix_load":
@@ -563,43 +587,62 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
-    said = {
+    ways = {
         "rate": f"{where} {keep} {targets}{of} up to {value} times the request rate of {trace}",
         "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
         "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
         "host_cache": f"{where} {keep} {targets}{of} for {trace} with at least {value} GiB of "
         f"host cache",
-        "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
-        f"within {targets}",
-    }[key]
+    }
+    if key == "prefill_replicas":
+        prefill, all_of = int(best["case"][key]), where.replace(" x ", " ", 1)
+        told = (
+            f"Run prefill on {prefill} of the {all_of} and decoding on {best['replicas'] - prefill}"
+        )
+        met, _, times = measured(best).partition(", ")
+        return verdict([f"{told}: {met} then meet {targets} for {trace}, {times}."])
     harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
-    other = nearest if key != "prefill_replicas" else []
-    beyond = [f"At {_value(row)}: {measured(row)}." for row in other]
-    return verdict([f"{said}: {measured(best)}."], beyond)
+    beyond = [f"At {_value(row)}: {measured(row)}." for row in nearest]
+    return verdict([f"{ways[key]}: {measured(best)}."], beyond)
 
 
-def _describe_loads(rows: Sequence[Row], where: str, met: str) -> str:
-    """How much memory each load takes, and which are more than the machine serves."""
-    unit = "times the trace's rate" if _varied_option(rows) == "rate" else "requests per second"
-    held = _list(rows, lambda row: units.size(row["kv_peak_bytes"]))
-    shares = _list(rows, lambda row: units.percent(row["kv_peak_share"]))
-    pool = units.size(rows[0]["kv_capacity_bytes"])
-    late = [row for row in rows if (row["queue_s"]["p50"] or 0.0) > WAITING]
-    over = ""
+def _describe_loads(
+    rows: Sequence[Row], where: str, met: str, arrivals: Sequence[float | None]
+) -> str:
+    """Which loads are more than the machine serves, and how much memory the others take."""
+    times = _varied_option(rows) == "rate"
+    late = [i for i, row in enumerate(rows) if (row["queue_s"]["p50"] or 0.0) > WAITING]
+    some, kept = [rows[i] for i in late], [row for i, row in enumerate(rows) if i not in late]
+    most = max((row["request_per_s"] or 0.0 for row in some), default=0.0)
+    told = []
     if late:
-        first, served = late[0], [row for row in rows if row not in late]
-        kept = f"It keeps up with {_list(served, _value)}; at" if served else "At"
-        rate, queue = units.rate(first["request_per_s"]), units.seconds(first["queue_s"]["p50"])
-        over = f"{kept} {_value(first)} it completes {rate} per second, and requests queue for"
-        over += f" {queue} (median)."
-    holds = f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV"
-    holds += f" cache ({shares} of its {pool})."
-    room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
+        rates = _list(some, _value) + (" times the trace's rate" if times else " requests/s")
+        is_over = "are" if rows[0]["replicas"] > 1 else "is"
+        over = f"{where} {is_over} overloaded at {rates}: "
+        over += f"{'they complete' if is_over == 'are' else 'it completes'} at most "
+        over += f"{units.rate(most)} {'requests ' * times}per second"
+        need = [_count_replicas(rows[i], arrivals[i], most) for i in late]
+        known = [f"{n:,}" for n in need if n]
+        if len(known) == len(need):
+            over += f", so about {join_words(list(dict.fromkeys(known)))} replicas are needed"
+        told.append(f"{over}.")
+    if kept:
+        unit = "times the trace's rate" if times else "requests per second"
+        held = _list(kept, lambda row: units.size(row["kv_peak_bytes"]))
+        shares = _list(kept, lambda row: units.percent(row["kv_peak_share"]))
+        pool = units.size(rows[0]["kv_capacity_bytes"])
+        holds = f"At {_list(kept, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held}"
+        told.append(f"{holds} of KV cache ({shares} of its {pool}).")
+    room = len(" ".join(told).split()) <= MAX_VERDICT_WORDS
     return verdict(
-        [holds, over] if room else [over],
-        [*([] if room else [holds]), met, f"TTFT p99: {_list(rows, _p99('ttft_s'))}."],
+        told if room else told[:1],
+        [
+            *([] if room else told[1:]),
+            met,
+            f"TTFT p99 at {_list(rows, _value)}: {_list(rows, _p99('ttft_s'))}.",
+        ],
     )
 
 

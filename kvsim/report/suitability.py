@@ -93,9 +93,12 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         Sentences.
     """
     names = {_name(p.technique): _name_engines(p) for p in found}
-    some = {name: engines or "no engine" for name, engines in names.items() if name != FULL}
-    listed = (f"{name} in {engines}" for name, engines in (some or names).items())
-    yield f"Engines: {'; '.join(listed)}."
+    some = {name: engines for name, engines in names.items() if name != FULL} or names
+    listed = [f"{name} in {engines}" for name, engines in some.items() if engines]
+    said = [f"Engines: {'; '.join(listed)}."] if listed else []
+    if none := [name for name, engines in some.items() if not engines]:
+        said.append(f"No serving engine implements {' or '.join(none)}.")
+    yield " ".join(said)
     if "offload" in names:
         yield OFFLOAD_NOTE
 
@@ -163,6 +166,7 @@ def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, Evidence]
 
 
 UNNOTICED = 0.0005  # relative loss that scores do not show
+WITH_CONFIDENCE = " with 95 % confidence"  # that a loss is below its bound (``UPPER``)
 
 
 def phrase_loss(found: Evidence) -> str:
@@ -176,7 +180,7 @@ def phrase_loss(found: Evidence) -> str:
     Returns
     -------
     str
-        For example ``scores 1.2 % worse (at most 3 %)``.
+        For example ``scores 1.2 % lower (up to 3 %)``.
     """
     if found.kind == "lossless":
         return "no loss of quality"
@@ -185,9 +189,10 @@ def phrase_loss(found: Evidence) -> str:
     what = "perplexity" if found.unit == PERPLEXITY else "scores"
     most = units.percent(max(found.bound, 0.0))
     if found.loss < UNNOTICED:
-        text = f"no measurable loss in {what} (at most {most})"
+        text = f"measured loss of {what} 0 % (up to {most}{WITH_CONFIDENCE})"
     else:
-        text = f"{what} {units.percent(found.loss)} worse (at most {most})"
+        worse = "higher" if found.unit == PERPLEXITY else "lower"
+        text = f"{what} {units.percent(found.loss)} {worse} (up to {most})"
     if found.untried:
         text += f"; not tested on {', '.join(found.untried)}"
     return text

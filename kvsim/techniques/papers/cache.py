@@ -172,5 +172,6 @@ class Cache(Storage):
             if kernel.edge_layers
             else ""
         )
-        measured = f"{kernel.engine} {kernel.versions} ({kernel.source})"
-        return (f"kernel times of {self.format} were measured in {measured}{ends}",)
+        engine = f"{kernel.engine} {kernel.versions.replace(' on', ' and later')}"
+        said = f"kernel times of {self.format} are those of {engine} (source: {kernel.source})"
+        return (f"{said}{ends}",)
