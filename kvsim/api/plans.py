@@ -88,9 +88,9 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         load = draw_load(traffic, "")
         words = describe_load(inputs, prompt, inputs.lengths == "equal", load.requests)
         requests, left_out = within_context(load.requests, model, most)
-        if left_out:
-            words += f", {describe_left_out(left_out, model, most)} of {len(load.requests):,}"
-        return replace(load, requests=requests, words=words, left_out=left_out)
+        clause, caution = describe_left_out(left_out, len(load.requests), model, most)
+        words += clause
+        return replace(load, requests=requests, words=words, left_out=left_out, caution=caution)
 
     load = draw(inputs.prompt) if inputs.trace is None else read_load(inputs, model)
     count, passes = len(deployments), count_passes(load.requests, inputs.max_tokens)
@@ -151,6 +151,8 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     Load
         The accepted requests, their description and the number of rejected ones.
     """
+    from dataclasses import replace
+
     from kvsim.planner.load import load_of_trace
     from kvsim.serving.servable import describe_left_out, within_context
     from kvsim.traces.read import load
@@ -163,13 +165,13 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     requests, left_out = found.requests, 0
     if len(requests):
         requests, left_out = within_context(requests, model, most)
-    if left_out:
-        words += f", {describe_left_out(left_out, model, most)}"
+    clause, caution = describe_left_out(left_out, len(found.requests), model, most)
+    words += clause
     asked = None
     if inputs.rate is not None and len(requests):
         clock = read_scale(inputs) == "clock"
         asked = ServedRequests(requests, inputs.trace, (), clock=clock).at_rate(inputs.rate)
-    return load_of_trace(requests, words, left_out, asked)
+    return replace(load_of_trace(requests, words, left_out, asked), caution=caution)
 
 
 def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests: "Requests") -> str:

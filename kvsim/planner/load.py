@@ -66,6 +66,8 @@ class Load:
         Requests of the trace that no engine takes because they exceed the context.
     asked
         What is to be carried where that is a trace with more or fewer clients.
+    caution
+        A sentence on requests that are left out, where they are many.
     """
 
     requests: Requests
@@ -74,6 +76,7 @@ class Load:
     per_s: float = 0.0
     left_out: int = 0
     asked: Requests | None = None
+    caution: str = ""
 
     def at(self, per_s: float) -> Requests:
         """The same requests at a mean rate; conversations, whose turns wait, as many more. [1/s]"""

@@ -129,7 +129,7 @@ def describe_asked(question: ServiceQuestion) -> str:
             f"target{'s' if many else ''}; {' and '.join(f'--{k}' for k in own)} "
             f"set{'' if many else 's'} your own. "
         )
-    return f"{said}Requests: {question.load.words}."
+    return f"{said}Requests: {question.load.words}. {question.load.caution}".rstrip()
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:

@@ -1039,8 +1039,9 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         )
     left_out = answer.question.left_out
     if left_out:
-        refused = describe_left_out(left_out, model, most)
-        said.append(f"Requests that the engine would refuse: {refused}.")
+        total = left_out + len(answer.question.traffic.requests)
+        clause, caution = describe_left_out(left_out, total, model, most)
+        said.append(caution or f"Requests that the engine would refuse: {clause.lstrip(', ')}.")
     q = answer.question
     none = PlanLimits(np.inf, np.inf, loss=q.largest_loss)
     each = (x.deployment for x in q.rentable)

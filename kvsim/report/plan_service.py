@@ -261,7 +261,7 @@ def _answer(plan: ServicePlan) -> Answer:
     exact = f"Without the margin for prediction errors: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
-        [_sentence(plan), *(money if asked else [])],
+        [_sentence(plan), plan.question.load.caution, *(money if asked else [])],
         [_trace(plan), exact if plan.stretch > c.per_s * 1.005 else "", *([] if asked else money)],
     )
     return Answer(
@@ -315,7 +315,8 @@ def _sentence(plan: ServicePlan) -> str:
         f"{what} {kept}; {brief}.",
         f"{what}; {brief}.",
     )
-    fits = (way for way in ways if len(way.split()) <= MAX_VERDICT_WORDS)
+    room = MAX_VERDICT_WORDS - len(plan.question.load.caution.split())
+    fits = (way for way in ways if len(way.split()) <= room)
     return next(fits, f"{what}.")
 
 

@@ -98,23 +98,38 @@ def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> st
         A clause; empty if none is rejected.
     """
     said = {
-        "context": f"longer than the {context:,} tokens that {model} takes",
+        "context": f"longer than the {context:,} tokens that {model} accepts",
         "cache": "larger than the KV cache",
     }
     return " and ".join(f"{n:,} refused, {said[why]}" for why, n in counts.items() if n)
 
 
-def describe_left_out(count: int, model: Model, most: int = 0) -> str:
+MANY_LEFT_OUT = 0.1  # share of requests from which those left out deserve a sentence
+
+
+def describe_left_out(count: int, total: int, model: Model, most: int = 0) -> tuple[str, str]:
     """Describe how many requests are omitted because they exceed the context.
 
     Parameters
     ----------
     count : omitted requests, including later turns of their conversations.
+    total : all requests, with those.
     model : the model.
     most : context that engines are started with; 0 for the model's. [tokens]
+
+    Returns
+    -------
+    tuple of str
+        A clause to follow the description of the requests, and a sentence; one of them is empty,
+        both if none is omitted.
     """
-    context = most or model.max_context
-    return f"{count:,} left out (longer than the {context:,} tokens that {model.name} takes)"
+    if not count:
+        return "", ""
+    accepted = f"longer than the {most or model.max_context:,} tokens that {model.name} accepts"
+    if count <= MANY_LEFT_OUT * total:
+        return f", {count:,} of {total:,} left out ({accepted})", ""
+    told = f"{count:,} of {total:,} requests are {accepted} and are left out"
+    return "", f"{told}, so the plan covers the rest only."
 
 
 def why_refused(

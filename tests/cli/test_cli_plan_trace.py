@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -31,3 +33,14 @@ def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
         for n in (count - 1, count)
     ]  # fmt: skip
     assert shares[0] < 0.9 <= shares[1]
+
+
+def test_many_requests_beyond_the_context_are_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    result = run("plan", "--model", "llama3.1-8b", "--gpu", "h100", "--trace", "sample:code",
+                 "--max-model-len", "2048")  # fmt: skip
+    told = " ".join(result.out.split())
+    assert "requests are longer than the 2,048 tokens that llama3.1-8b accepts and are left" in told
+    assert len(result.out.splitlines()) <= 25
