@@ -19,6 +19,7 @@ from kvsim.machines.hardware import GIB, RELEASED, Hardware, Link, Stack
 from kvsim.machines.profiles import (
     load_hardware,
     load_stack,
+    price_together,
     spell_engine,
     with_drive,
     with_host,
@@ -434,6 +435,8 @@ def build_deployments(inputs: Inputs) -> list[Deployment]:
     given = RELEASED not in formats and formats[0] in WEIGHT_FORMATS
     one = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "weights": formats[0] if given else RELEASED}
     bases = [build_deployment(inputs, gpu=name, **one) for name in inputs.gpu]
+    cards = price_together([base.hardware for base in bases])
+    bases = [replace(base, hardware=card) for base, card in zip(bases, cards, strict=True)]
     if formats == ["auto"]:
         formats = _released_and_narrower(bases)
     for name in formats:

@@ -17,7 +17,6 @@ from kvsim.errors import InfeasibleError, InputError, unknown
 from kvsim.inputs import parse_count, parse_words
 from kvsim.machines.hardware import DEFAULT_STACK, GIB
 from kvsim.machines.prices import choose_seller, find_sellers
-from kvsim.machines.profiles import hardware_names
 from kvsim.options import Inputs, command_line, options_of, takes_options
 from kvsim.planner.fleet.answer import CapacityAnswer, make_capacity
 from kvsim.planner.fleet.demand import ClassTarget, FleetTargets, traffic_of
@@ -310,9 +309,7 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
         raise problem
     cards = {x.gpu: x.deployment.hardware for x in found}
     own = prices | {
-        gpu: h.price
-        for gpu, h in cards.items()
-        if gpu not in prices and h.name not in hardware_names() and h.price
+        gpu: h.price for gpu, h in cards.items() if gpu not in prices and h.price and not h.listed
     }
     asked = {gpu: h.name for gpu, h in cards.items() if gpu not in own}
     if inputs.seller is not None and not asked:

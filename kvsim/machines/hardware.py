@@ -10,6 +10,7 @@ from dataclasses import field, replace
 
 from kvsim.frozen import frozen
 from kvsim.graph import Number
+from kvsim.machines.prices import Price
 
 
 @frozen
@@ -560,6 +561,8 @@ class Hardware:
         Memory of the host. [B]
     price
         Price; None if unknown. [USD per GPU hour]
+    listed
+        Whose listed price it is; None if the profile states it or none is known.
     basis
         "datasheet" or "measured".
     sources
@@ -611,6 +614,7 @@ class Hardware:
     disk_memory: float = 0.0
     sustained: float = 1.0
     boost: float = 0.0
+    listed: Price | None = None
 
 
 @frozen

@@ -43,8 +43,12 @@ class Price:
         """Seller, terms and date of the price."""
         several = f", {self.least} together" if self.least > 1 else ""
         where = f" in {self.region}" if self.region else ""
-        when = self.date if self.date[:1].isdigit() else f"date {self.date}"
-        return f"{self.seller}, {self.terms}{where}{several}, {when}"
+        return f"{self.seller}, {self.terms}{where}{several}, {self.when}"
+
+    @property
+    def when(self) -> str:
+        """The date, or that it is recalled."""
+        return self.date if self.date[:1].isdigit() else f"date {self.date}"
 
 
 @cache

@@ -33,6 +33,7 @@ from kvsim.machines.hardware import (
     Link,
     Stack,
 )
+from kvsim.machines.prices import choose_seller
 from kvsim.machines.schema import (
     CHECKED_FIGURES,
     CHECKED_KINDS,
@@ -305,6 +306,7 @@ RATES = frozenset(f"compute.{dtype}_FLOPps" for dtype in ARITHMETIC_DTYPES) | {
     "compute.half_accumulation_gain",
 }
 NON_MECHANISM_KEYS = ("kernel.", "checked.")  # of a stack's file: fields of no mechanism
+PRICE = "price.usd_per_hour"  # of a user's own profile; shipped ones take listed prices
 NOT_INHERITED = ("price.", "power.", "checked.")  # from the profile that one extends
 
 
@@ -375,8 +377,12 @@ def _hardware(file: Traversable) -> Hardware:
     profile = _extended(file, "GPU", (), {})
     numbers = profile.numbers
     _check_rates(file, numbers)
+    name, price, sources = file.name.removesuffix(".toml"), numbers.get(PRICE), profile.sources
+    listed = choose_seller([name], optional=[name]).get(name) if price is None else None
+    if listed is not None:
+        price, sources = listed.usd, {**sources, PRICE: f"{listed.words}; {listed.source}"}
     return Hardware(
-        name=file.name.removesuffix(".toml"),
+        name=name,
         title=profile.texts["title"],
         flops=_rates(numbers),
         cpu_flops=numbers["compute.cpu_fp32_FLOPps"],
@@ -392,14 +398,15 @@ def _hardware(file: Traversable) -> Hardware:
         disk_memory=numbers.get("disk.capacity_B", 0.0),
         gpu_memory=numbers["memory.gpu_capacity_B"],
         host_memory=numbers["memory.host_capacity_B"],
-        price=numbers.get("price.usd_per_hour"),
+        price=price,
+        listed=listed,
         power=numbers.get("power.rated_W"),
         units=numbers.get("compute.sm", 0.0),
         sustained=numbers.get("compute.sustained", 1.0),
         boost=numbers.get("compute.boost_s", 0.0),
         linked=int(numbers.get("link.gpus", NODE)),
         basis=profile.texts["basis"],
-        sources=profile.sources,
+        sources=sources,
         notes=profile.lists.get("notes", ()),
         device=profile.texts.get("device", ""),
         date=profile.texts.get("date", ""),
@@ -412,6 +419,26 @@ def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
     found = {dtype: rate for dtype, rate in stated.items() if rate is not None}
     gain = numbers.get("compute.half_accumulation_gain", 1.0)
     return found | ({HALF_ACCUMULATION: gain * found["fp16"]} if gain > 1 else {})
+
+
+def price_together(cards: Sequence[Hardware]) -> list[Hardware]:
+    """Return GPUs that are compared with each other at prices that can be compared.
+
+    Parameters
+    ----------
+    cards
+        The GPUs.
+
+    Returns
+    -------
+    list of Hardware
+        The same GPUs at the prices of one seller who offers all of them, or else each where it is
+        cheapest; those whose profile states a price, or for which none is known, are unchanged.
+    """
+    sold = choose_seller(h.name for h in cards if h.listed)
+    return [
+        replace(h, price=sold[h.name].usd, listed=sold[h.name]) if h.listed else h for h in cards
+    ]
 
 
 def with_drive(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware
+from kvsim.report import units
 from kvsim.report.json import Row
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Term
@@ -283,6 +285,19 @@ def list_settings(names: dict[str, str]) -> list[str]:
         if following:
             lines.append(f"{name}: {following[0].replace(',', ', ').replace(',  ', ', ')}")
     return lines
+
+
+def describe_price(hardware: Hardware) -> str:
+    """Say what one GPU costs per hour, and whose price of when that is.
+
+    Parameters
+    ----------
+    hardware
+        A GPU with a price.
+    """
+    listed, dollars = hardware.listed, units.usd(hardware.price or 0.0)
+    whose = f"{listed.seller}, {listed.when}" if listed else "its profile"
+    return f"{dollars}/h per {hardware.name} ({whose})"
 
 
 def describe_deployment(deployment: Deployment) -> str:

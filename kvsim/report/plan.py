@@ -107,6 +107,9 @@ def make_result(
         f"{names.describe_deployment(plan.choice.deployment)}, prompt {chosen['prompt']:,}, "
         f"generate {chosen['generate']:,}, best {fields['objective']}"
     )
+    hardware = plan.choice.deployment.hardware
+    if hardware.price is not None and (jobs or plan.objective == "cost"):
+        title += f", {names.describe_price(hardware)}"
     blocks: list[Block] = [
         *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
         *(f"Note{note}" for note in notes),
@@ -252,6 +255,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             }
             for b in result.binding
         ],
+        "usd_per_gpu_hour": number(result.choice.deployment.hardware.price),
         "prices": result.prices,
         "advice": [_advice(a) for a in result.advice],
         "others": [_summarize_prediction(p) for p in result.others],

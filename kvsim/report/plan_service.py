@@ -82,6 +82,7 @@ def make_result(
         "quality": quality(chosen.candidate.evidence),
         "alternatives": rows[1:],
         "limits": {k: number(v) for k, v in chosen.candidate.question.limits.stated().items()},
+        "usd_per_gpu_hour": number(d.hardware.price),
         "prices": plan.prices,
         "basis": basis(d),
         "solver": {"options": plan.considered, "plays": plan.plays},
@@ -180,7 +181,9 @@ def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
     some = list({id(row): row for row in first}.values())[:most]
     some, left = [row for row in rows if row in some], len(rows) - most
     note = f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
-    return replace(_table(some, plan), note=note)
+    at = _price(plan)
+    note += f" Price of the choice: {at}." if at else ""
+    return replace(_table(some, plan), note=note, below=_write_settings)
 
 
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
@@ -584,7 +587,7 @@ def _time_columns() -> list[Column]:
 
 def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
     formats = len({r["weights"] for r in rows}) > 1
-    priced = plan.choice.carried.usd_per_hour is not None
+    at = _price(plan)
     columns = [
         text_column("", lambda r: r["standing"].partition(" --")[0]),
         text_column("technique", "technique"),
@@ -594,11 +597,22 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
         *quantity_columns(output_tok_s=1),
         *_time_columns(),
         Column("running", "running", _rate, 3),
-        *(quantity_columns(usd_per_million_tokens=5) if priced else []),
+        *(quantity_columns(usd_per_million_tokens=5) if at else []),
     ]
     return Table(
-        columns, rows, below=_write_settings, marked=lambda row: row["standing"] == "choice"
+        columns,
+        rows,
+        below=lambda row: "; ".join(
+            filter(None, [_write_settings(row), at if row["standing"] == "choice" else ""])
+        ),
+        marked=lambda row: row["standing"] == "choice",
     )
+
+
+def _price(plan: ServicePlan) -> str:
+    """What a GPU of the choice costs, or nothing where that is not known."""
+    hardware = plan.choice.carried.deployment.hardware
+    return "" if hardware.price is None else names.describe_price(hardware)
 
 
 def _write_settings(row: Row) -> str:

@@ -19,7 +19,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
-from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.machines.profiles import load_hardware, load_stack, price_together
 from kvsim.models.configs import load_model
 from kvsim.models.model import Model
 from kvsim.options import ENGINE_SHARE
@@ -498,10 +498,10 @@ def find_fleet(case: Case) -> Columns:
     except InputError as error:
         return no_answer("capacity", str(error))
     rentable, problem = [], ""
-    for i, hardware in enumerate(case.hardware):
+    for i, hardware in enumerate(price_together(case.hardware)):
         for tp in GPUS_PER_REPLICA:
             if hardware.price is None:
-                return no_answer("capacity", f"{hardware.name} has no price in its profile")
+                return no_answer("capacity", f"no price of {hardware.name} is known")
             try:
                 d = case.deployment(i, tp)
             except InputError as error:

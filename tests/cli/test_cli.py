@@ -44,7 +44,7 @@ PREDICT = set(FIELDS.split())
 MORE = "tp ranges weights notation output_tok_s usd_per_million_tokens notes assumed refused"
 PLANNED = (
     "choice predicted baseline alternatives binding prices solver answer objective limits basis "
-    "not_modelled service quality knees waves advice others likely"
+    "not_modelled service quality knees waves advice others likely usd_per_gpu_hour"
 )
 PLAN = set(PLANNED.split())
 LONG = "plan --model lwm-text-chat-128k --gpu rtx-pro-6000 --prompt 1M --offline"

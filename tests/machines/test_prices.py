@@ -1,10 +1,12 @@
 """Prices of sellers, and whose are taken."""
 
+from pathlib import Path
+
 import pytest
 
 from kvsim.errors import InputError
 from kvsim.machines.prices import ANY, choose_seller, list_prices
-from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.machines.profiles import hardware_names, load_hardware, price_together
 
 
 def test_every_price_is_of_a_known_gpu_and_each_seller_asks_one() -> None:
@@ -14,10 +16,29 @@ def test_every_price_is_of_a_known_gpu_and_each_seller_asks_one() -> None:
     assert all(x.usd > 0 and x.terms and x.date and x.source for x in prices)
 
 
-def test_prices_of_profiles_are_some_sellers() -> None:
-    asked = {(x.gpu, x.usd) for x in list_prices()}
-    own = {gpu: load_hardware(gpu).price for gpu in hardware_names()}
-    assert {(gpu, usd) for gpu, usd in own.items() if usd is not None} <= asked
+def test_a_gpu_costs_what_its_cheapest_seller_asks_unless_its_profile_says(tmp_path: Path) -> None:
+    cheapest: dict[str, float] = {}
+    for x in list_prices():
+        cheapest[x.gpu] = min(x.usd, cheapest.get(x.gpu, x.usd))
+    known = {gpu: load_hardware(gpu) for gpu in hardware_names()}
+    assert {gpu: h.price for gpu, h in known.items() if h.price is not None} == cheapest
+    own = tmp_path / "h100.toml"
+    own.write_text(
+        'title = "Mine"\nbasis = "datasheet"\nextends = "h100"\n[price]\nusd_per_hour = 1.5\n'
+        'date = "2026"\n[source]\n"price.usd_per_hour" = "our contract"\n'
+    )
+    mine, l40s = price_together([load_hardware(own), known["l40s"]])
+    assert (mine.price, mine.listed, l40s.price) == (1.5, None, cheapest["l40s"])
+
+
+def test_gpus_that_are_compared_have_the_prices_of_one_seller() -> None:
+    cards = [load_hardware(gpu) for gpu in ("l40s", "h100", "gtx1070")]
+    terms = choose_seller(("l40s", "h100"))
+    assert [h.price for h in price_together(cards)] == [
+        *(terms[h.name].usd for h in cards[:2]),
+        None,
+    ]
+    assert price_together(cards)[1].price != cards[1].price
 
 
 @pytest.mark.parametrize(

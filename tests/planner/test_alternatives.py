@@ -248,7 +248,7 @@ def test_other_gpus_have_more_memory_and_come_cheapest_first(
     monkeypatch.setattr(sensitivity, "hardware_names", lambda: names)
     monkeypatch.setattr(sensitivity, "quick_plan", lambda q, some: predicted(d=q.deployment))
     found = [a.option for a in sensitivity._other_gpus(ASKED)]
-    assert found == ["--gpu a100-80g", "--gpu h200", "--gpu h100"]  # USD 2.79, 3.39, 4.29 per hour
+    assert found == ["--gpu a100-80g", "--gpu h100", "--gpu h200"]  # USD 1.29, 2.29, 3.39 per hour
     large = replace(ASKED, workload=replace(ASKED.workload, prompt=100_000, batch=6))
     assert [a.option for a in sensitivity._other_gpus(large)] == ["--gpu h200"]
 

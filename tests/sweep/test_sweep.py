@@ -14,11 +14,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from kvsim.api.deployments import build_deployments
+from kvsim.api.fleets import list_rentable
 from kvsim.api.predictions import run_sweep
-from kvsim.errors import InputError
+from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.options import Inputs
+from kvsim.planner.fleet.offers import CapacityQuestion
 from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, compute, divide_sweep
 from kvsim.sweeps.spec import Spec, read
@@ -191,7 +195,7 @@ COMMANDS: dict[str, tuple[dict[str, str | float], str, str]] = {
     ),
     "capacity": (
         {"model": "llama3.1-70b", "gpu": "h100", "trace": "sample:chat"},
-        f"--rate 1x --ttft 2s --tpot 100ms --price h100={load_hardware('h100').price}",
+        "--rate 1x --ttft 2s --tpot 100ms",
         "replicas gpus usd_per_hour ttft_s tpot_s likelihood",
     ),
 }  # fmt: skip
@@ -224,6 +228,34 @@ def test_a_row_is_what_the_command_says(kind: str, tmp_path: Path) -> None:
     said = {name: figure(answer, name) for name in names.split()}
     assert {name: row[name] for name in said} == pytest.approx(said, rel=1e-9)
     assert row["reason"] == ""
+
+
+@pytest.mark.parametrize("gpus", [("h100",), ("l4", "l40s", "h100"), ("l40s", "h200")])
+def test_a_plan_a_sweep_and_capacity_ask_the_same_prices(
+    gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[CapacityQuestion] = []
+
+    def refuse(question: CapacityQuestion) -> None:
+        asked.append(question)
+        raise InfeasibleError("only the prices are looked at")
+
+    monkeypatch.setattr("kvsim.planner.fleet.answer.make_capacity", refuse)
+    common = {"model": "llama3.1-8b", "ttft": 2, "tpot": 0.1}
+    plan = Inputs("plan", common | {"gpu": ",".join(gpus), "trace": "sample:chat"})
+    fleet = Inputs("capacity", common | {"gpus": ",".join(gpus), "trace": "sample:chat"})
+    place = spec_of(
+        tmp_path,
+        f'kind = "capacity"\n[grid]\nmodel = ["llama3.1-8b"]\ngpu = ["{"+".join(gpus)}"]\n'
+        'trace = ["sample:chat"]\n',
+    )
+    for chunk in divide_sweep(read(place)):
+        compute(chunk)
+    planned = {d.hardware.name: d.hardware.price for d in build_deployments(plan)}
+    rented = {x.gpu: x.price / x.deployment.gpus for x in list_rentable(fleet)[0]}
+    swept = {x.gpu: x.price / x.deployment.gpus for x in asked[0].rentable}
+    assert list(planned) == list(gpus)
+    assert planned == pytest.approx(rented) and planned == pytest.approx(swept)
 
 
 @pytest.mark.parametrize(
