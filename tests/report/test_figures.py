@@ -46,7 +46,8 @@ FIGURE = re.compile(
     rf"(?=(?:–[\d.,]+)?[ ]?(?:output |decode )?({'|'.join(UNITS)})?(?!\w))?"
 )
 NONE = re.compile(
-    r"NVIDIA [\w ]*GB|p90 [\d,]+|20\d\d(?:-\d\d)*|at most [\d.]+ \w+|(?:[\d.]+,?\s+and\s+)?[\d.]+\s+times(?:\s+\w+\s+load)?"
+    r"NVIDIA [\w ]*GB|p90 [\d,]+|20\d\d(?:-\d\d)*|at most [\d.]+ \w+"
+    r"|(?:[\d.]+,?\s+and\s+)?[\d.]+\s+times(?:\s+\w+\s+load)?"
     r"|of [\d.]+ GiB|> 99 %|[+-]\d+ %|\d+ % (?:more|fewer)|\([-\d.]+ to [\d.]+ %\)"
 )
 """Names, dates, words for a workload, and differences of two figures."""
