@@ -59,10 +59,10 @@ def fleet(text: str) -> None:
 
 
 def at_load(text: str) -> None:
-    held = [float(x) for x in re.findall(r"([\d.]+) GiB", text)]
+    *held, pool = [float(x) for x in re.findall(r"([\d.]+) GiB", text)]
     shares = [float(x) for x in re.findall(r"(\d+) %", text)]
-    assert held[:3] == sorted(held[:3]) and len(held) == 4
-    assert shares == [pytest.approx(100 * size / held[3], abs=0.6) for size in held[:3]]
+    assert held and held == sorted(held)
+    assert shares == [pytest.approx(100 * size / pool, abs=0.6) for size in held]
 
 
 def pool(text: str) -> None:
