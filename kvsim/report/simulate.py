@@ -415,9 +415,10 @@ def _describe_overload(row: Row, arrive: float | None) -> list[str]:
 
 def _count_replicas(row: Row, arrive: float | None, taken: float) -> int:
     """About how many replicas complete as many requests as arrive; 0 if that is not known."""
-    if not arrive or not taken or row["refused"]:
+    if not arrive or not taken:
         return 0
-    return ceil(int(row["replicas"]) * arrive / taken)
+    accepted = 1 - int(row["refused"]) / int(row["requests"])
+    return ceil(int(row["replicas"]) * arrive * accepted / taken)
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
