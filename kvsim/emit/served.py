@@ -125,7 +125,7 @@ class Served:
 
     @property
     def terms(self) -> dict[str, Term]:
-        """Techniques that ``technique`` is composed of, by their names, such as ``quest``."""
+        """Techniques that ``technique`` is composed of, by their names."""
         return {term.name: term for term in self.technique.terms}
 
     @property
