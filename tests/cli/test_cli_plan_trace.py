@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
