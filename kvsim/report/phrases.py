@@ -323,11 +323,11 @@ def describe_command(engine: str, served: "Served", stack: str, replicas: int = 
     """
     from kvsim.emit.engines import emit
 
-    found, title = emit(engine, served), join_titles([engine])
     own = stack.partition("@")[0]
     if own == "ollama":
         yield from _describe_ollama(served)
         return
+    found, title = emit(engine, served), join_titles([engine])
     if found.line or replicas == 1:
         yield f"{title}: {found.command}"
     if found.line and replicas > 1:

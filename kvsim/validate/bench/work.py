@@ -209,8 +209,8 @@ Benchmark = Callable[[Bench], Iterator[Work]]
 MIN_TIMED_SECONDS = 2e-4  # shortest stretch between two looks at a clock [s]
 FEWEST, MOST = 5, 41  # runs of a work
 SLEEP = 1e-3  # the GPU waits this long at least, so that the host can queue work ahead of it [s]
-REST = 0.05  # of a GPU, after which its power limit leaves it its full clock again [s]
 MOST_SLEEP = 0.1  # and no longer, as a first call may have compiled kernels [s]
+RESTED = 0.05  # a GPU idles so long before it computes at its full clock again [s]
 
 
 class Timer(Protocol):
@@ -312,7 +312,7 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
         def rested(calls: Sequence[Call]) -> float:
             torch.cuda.synchronize(device)
-            time_of.sleep(REST)
+            time_of.sleep(RESTED)
             return on_device(calls)
 
         return {"device": on_device, "host": host, "cpu": host_timer(), "rested": rested, **lanes}
