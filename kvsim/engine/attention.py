@@ -233,7 +233,7 @@ def ops(
             fixed = shares.split * tokens / (tokens + SPLIT)
     unpacked: Number = 0.0
     widens = stored.kernel == "lowbit" or "fp8" not in deployment.hardware.flops
-    if not point.prefill and (widens or shares.unpacking):
+    if not point.prefill and (widens or shares.unpack_ops):
         unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens + shares.padding)
         unpacked = unpacked * (point.new if stack.packed_cache.unpack_each else 1.0)
     op = Op(
@@ -325,7 +325,7 @@ def last_wave(deployment: Deployment, point: Point, shares: Kernel) -> Number:
     ----------
     .. [1] Dao-AILab/flash-attention 2, ``num_splits_heuristic`` in csrc/flash_attn/flash_api.cpp.
     """
-    m, slots = deployment.shard, shares.blocks * deployment.hardware.units
+    m, slots = deployment.shard, shares.unit_blocks * deployment.hardware.units
     if not slots or m.latent:
         return 1.0
     several = m.heads * np.ceil(point.new / BLOCK)

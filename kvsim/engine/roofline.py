@@ -92,8 +92,8 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
         if name in ARITHMETIC:
             rows = np.maximum(op.size, 1.0)
             fill = 1.0 + kernel.half_size / rows
-            if kernel.tile:
-                fill = fill + tiled(rows, kernel.tile) - 1.0
+            if kernel.tile_rows:
+                fill = fill + tiled(rows, kernel.tile_rows) - 1.0
             if kernel.tile_columns and name == "compute":
                 fill = fill * waves(op, kernel, deployment.hardware.units)
             needs[name] = slower * peak * fill / kernel.compute
@@ -103,7 +103,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
             if kernel.unit_rate and name == "hbm":
                 share = share / crowding(deployment, kernel)
             needs[name] = slower * peak / share
-    each = kernel.unpacking or deployment.stack.packed_cache.unpack_ops
+    each = kernel.unpack_ops or deployment.stack.packed_cache.unpack_ops
     if each and not _is_zero(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
@@ -151,7 +151,7 @@ def waves(op: Op, kernel: Kernel, units: float) -> Number:
     if not units:
         return 1.0
     rows, columns = (np.clip(n, 1.0, MANY_ROWS) for n in (op.size, op.columns))
-    tiles = np.ceil(rows / kernel.tile) * np.ceil(columns / kernel.tile_columns)
+    tiles = np.ceil(rows / kernel.tile_rows) * np.ceil(columns / kernel.tile_columns)
     factor: Number = np.ceil(tiles / units) * units / tiles
     return factor
 

@@ -5,12 +5,54 @@ A profile is one TOML file under ``hwprofiles/``; a software stack one under
 reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
+from typing import Annotated
 
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.prices import Price
+
+
+@frozen
+class Condition:
+    """A condition on the numbers of a file.
+
+    Attributes
+    ----------
+    expected
+        Description of valid values, for messages.
+    holds
+        Tells whether a value is valid.
+    """
+
+    expected: str
+    holds: Callable[[float], bool]
+
+
+# A number other than 0 stays within these bounds, so that none overflows later.
+LOWEST, HIGHEST = 1e-18, 1e18
+POSITIVE = Condition("above 0 and at most 1e18", lambda x: LOWEST <= x <= HIGHEST)
+NON_NEGATIVE = Condition(
+    "of 0 or more and at most 1e18", lambda x: x == 0 or LOWEST <= x <= HIGHEST
+)
+AT_LEAST_ONE = Condition("of 1 or more and at most 1e18", lambda x: 1 <= x <= HIGHEST)
+EFFICIENCY = Condition("above 0 and at most 1", lambda x: LOWEST <= x <= 1)
+SHARE = Condition("from 0 to 1", lambda x: 0 <= x <= 1)
+WHOLE = Condition("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
+
+# The fields of a stack's mechanisms and kernels: what a key of the file adds to the field's name,
+# which is its unit, and what its value must be.
+Seconds = Annotated[float, "_s", NON_NEGATIVE]
+Tokens = Annotated[float, "_tokens", NON_NEGATIVE]
+Bytes = Annotated[float, "_B", NON_NEGATIVE]
+Rate = Annotated[float, "_Bps", NON_NEGATIVE]
+NonNegative = Annotated[float, "", NON_NEGATIVE]
+Positive = Annotated[float, "", POSITIVE]
+Factor = Annotated[float, "", AT_LEAST_ONE]
+Efficiency = Annotated[float, "", EFFICIENCY]
+Share = Annotated[float, "", SHARE]
+Whole = Annotated[int, "", WHOLE]
 
 
 @frozen
@@ -67,27 +109,27 @@ class FixedTimes:
         A pass is issued before the tokens of the one before are known.
     """
 
-    launch: float = 0.0
-    issue: float = 0.0
-    graph: float = 0.0
-    gap: float = 0.0
-    layer: float = 0.0
-    routing: float = 0.0
-    latent: float = 0.0
-    step: float = 0.0
-    sampling: float = 0.0
-    sequence: float = 0.0
-    beside_step: float = 0.0
-    beside_sequence: float = 0.0
-    quantise: float = 0.0
-    sync: float = 0.0
-    prompt_pass: float = 0.0
-    stage: float = 0.0
-    stage_overlap: float = 1.0
+    launch: Seconds = 0.0
+    issue: Seconds = 0.0
+    graph: Tokens = 0.0
+    gap: Seconds = 0.0
+    layer: Seconds = 0.0
+    routing: Seconds = 0.0
+    latent: Seconds = 0.0
+    step: Seconds = 0.0
+    sampling: Seconds = 0.0
+    sequence: Seconds = 0.0
+    beside_step: Seconds = 0.0
+    beside_sequence: Seconds = 0.0
+    quantise: Seconds = 0.0
+    sync: Seconds = 0.0
+    prompt_pass: Tokens = 0.0
+    stage: Seconds = 0.0
+    stage_overlap: Share = 1.0
     counted_launches: bool = False
-    pointwise_launches: float = 5.0
-    wide_norm_launches: float = 0.0
-    pointwise_passes: float = 1.0
+    pointwise_launches: NonNegative = 5.0
+    wide_norm_launches: NonNegative = 0.0
+    pointwise_passes: NonNegative = 1.0
     asynchronous: bool = False
 
 
@@ -108,10 +150,10 @@ class ServerWork:
         Time per token of the prompt before its engine has it; no pass waits for this. [s]
     """
 
-    token: float = 0.0
-    prompt: float = 0.0
-    first: float = 0.0
-    tokenise: float = 0.0
+    token: Seconds = 0.0
+    prompt: Seconds = 0.0
+    first: Seconds = 0.0
+    tokenise: Seconds = 0.0
 
     def around(self, prompt: Number) -> Number:
         """Compute the time that a request spends outside the engine, up to its first token.
@@ -146,7 +188,7 @@ class CacheGrowth:
         Whether every step attends to and copies the cache's full length.
     """
 
-    append_passes: float = 0.0
+    append_passes: NonNegative = 0.0
     keeps_old: bool = False
     static: bool = False
 
@@ -167,8 +209,8 @@ class AttentionPath:
         Whether grouped KV heads are copied to the number of query heads before attention.
     """
 
-    score_bytes: float = 0.0
-    score_memory: float = 8.0
+    score_bytes: NonNegative = 0.0
+    score_memory: Annotated[float, "_B", POSITIVE] = 8.0
     flash_prompt: bool = False
     repeat_kv: bool = False
 
@@ -204,17 +246,17 @@ class PackedCache:
         Time per matrix of a QR decomposition by library calls in a loop; 0 if batched. [s]
     """
 
-    layer: float = 0.0
-    unpack_ops: float = 0.0
+    layer: Seconds = 0.0
+    unpack_ops: NonNegative = 0.0
     unpack_each: bool = False
-    unpack_bytes: float = 0.0
-    passes: float = 1.0
-    plain_passes: float = 0.0
-    merge_token: float = 0.0
+    unpack_bytes: NonNegative = 0.0
+    passes: Factor = 1.0
+    plain_passes: NonNegative = 0.0
+    merge_token: Seconds = 0.0
     repeat_kv: bool = False
-    chunk: float = 0.0
+    chunk: Tokens = 0.0
     scored_prompt: bool = False
-    qr: float = 0.0
+    qr: Seconds = 0.0
 
 
 @frozen
@@ -233,10 +275,10 @@ class ChosenTokens:
         Host time to list one head's salient tokens, for K or V; 0 if done on the GPU. [s]
     """
 
-    gather_row: float = 0.0
+    gather_row: Seconds = 0.0
     gather_sync: bool = False
-    index_bytes: float = 4.0
-    id_list: float = 0.0
+    index_bytes: Positive = 4.0
+    id_list: Seconds = 0.0
 
 
 @frozen
@@ -277,20 +319,20 @@ class OffloadRuntime:
         Share of the prompt that KVPR recomputes, from 0 to 1; 0 for the optimum.
     """
 
-    layer: float = 0.0
-    host: float = 0.0
-    overlap: float = 1.0
+    layer: Seconds = 0.0
+    host: Seconds = 0.0
+    overlap: Share = 1.0
     across_steps: bool = True
     blocking_store: bool = False
-    stream: float = 0.0
-    pageable: float = 0.0
-    second_socket: float = 0.0
-    weight_buffers: float = 2.0
-    resident_layers: int = 0
+    stream: Tokens = 0.0
+    pageable: Rate = 0.0
+    second_socket: Share = 0.0
+    weight_buffers: Factor = 2.0
+    resident_layers: Whole = 0
     tile_sync: bool = False
-    tile: float = 0.0
-    merge_passes: float = 0.0
-    split_prompt: float = 0.0
+    tile: Seconds = 0.0
+    merge_passes: NonNegative = 0.0
+    split_prompt: Share = 0.0
 
 
 @frozen
@@ -327,24 +369,21 @@ class GpuSums:
         How many times as often the most popular expert is chosen as the least popular one.
     skew
         Growth, per doubling of the GPUs that share the experts, of the tokens of the busiest GPU
-        over the average.
+        over the average; 0 for an imbalance that does not depend on the number of GPUs.
     """
 
     one_shot: bool = False
-    direct_share: float = 0.0
-    direct: float = 0.0
-    direct_hop: float = 0.0
-    direct_second: float = 0.0
-    ring: float = 0.0
-    ring_hop: float = 0.0
-    ring_share: float = 1.0
-    exchange: float = 0.0
-    sorted_out: float = 0.0
-    popularity: float = 1.0
-    skew: float = (
-        0.0  # of routing: tokens of the busiest GPU over the average, more per doubling of
-    )
-    # the GPUs that experts are spread over (0: an assumption that does not depend on them)
+    direct_share: Share = 0.0
+    direct: Seconds = 0.0
+    direct_hop: Seconds = 0.0
+    direct_second: Seconds = 0.0
+    ring: Seconds = 0.0
+    ring_hop: Seconds = 0.0
+    ring_share: Efficiency = 1.0
+    exchange: Seconds = 0.0
+    sorted_out: Share = 0.0
+    popularity: Factor = 1.0
+    skew: NonNegative = 0.0
 
 
 @frozen
@@ -369,12 +408,12 @@ class DraftRounds:
         Most branches from which a tree may continue; 0 for any number, 1 for chains only.
     """
 
-    draft: float = 0.0
-    round: float = 0.0
-    tree: float = 0.0
-    sequence: float = 0.0
-    shared_experts: float = 0.0
-    widest: float = 0.0
+    draft: Seconds = 0.0
+    round: Seconds = 0.0
+    tree: Seconds = 0.0
+    sequence: Seconds = 0.0
+    shared_experts: Share = 0.0
+    widest: NonNegative = 0.0
 
 
 @frozen
@@ -399,10 +438,10 @@ class WeightLoading:
         Whether products of many rows with packed weights run in int8.
     """
 
-    unpack_ops: float = 0.0
-    unpack_bytes: float = 0.0
-    unpack_rows: float = 0.0
-    copies: float = 1.0
+    unpack_ops: NonNegative = 0.0
+    unpack_bytes: NonNegative = 0.0
+    unpack_rows: NonNegative = 0.0
+    copies: Factor = 1.0
     gguf: bool = False
     half_accumulation: bool = False
     int8_products: bool = False
@@ -437,13 +476,13 @@ class WorkingMemory:
         left beside.
     """
 
-    context_memory: float = 0.0
-    prefill_chunk: float = 1e18
-    activation_passes: float = 1.0
+    context_memory: Bytes = 0.0
+    prefill_chunk: Annotated[float, "_tokens", AT_LEAST_ONE] = 1e18
+    activation_passes: NonNegative = 1.0
     prompt_logits: bool = False
-    logit_bytes: float = 4.0
-    reserved_sequences: float = 0.0
-    sampling_bytes: float = 0.0
+    logit_bytes: Positive = 4.0
+    reserved_sequences: NonNegative = 0.0
+    sampling_bytes: NonNegative = 0.0
     share_of_free: bool = False
     share_is_static: bool = False
 
@@ -634,13 +673,13 @@ class Kernel:
         kernel. [s]
     half_size
         Rows of a product (attention: new tokens) at which it reaches half of the peak.
-    tile
+    tile_rows
         Rows that a product computes together, to a multiple of which rows are rounded up; 0 for
         none.
     unit_rate
         Highest rate at which one streaming multiprocessor loads; 0 for no limit. [B/s]
     tile_columns
-        Columns of a tile of ``tile`` rows; the multiprocessors compute tiles in waves.
+        Columns of a tile of ``tile_rows`` rows; the multiprocessors compute tiles in waves.
     half_columns
         Columns of a product at which it reaches half of every rate. For prompts, tokens by which
         the queries of all heads can be divided over the multiprocessors.
@@ -658,7 +697,7 @@ class Kernel:
         Factor on the time with one query head per KV head.
     padding
         Tokens per sequence that decode attention takes in addition to the cached ones. [tokens]
-    unpacking
+    unpack_ops
         Vector operations per cached number that is widened; 0 for ``PackedCache.unpack_ops``.
     split
         Additional least time of decode attention that splits long contexts. [s]
@@ -668,34 +707,34 @@ class Kernel:
         Least time per cached token, for kernels in which one block of a head's queries reads a
         whole cache; 0 for kernels that split long caches. Of a product, least time per input where
         blocks go through all inputs; of a scan, per token of a sequence. [s]
-    blocks
+    unit_blocks
         Blocks of decode attention that a multiprocessor runs at once, for kernels that do not
         split caches once the blocks, one per sequence and KV head, nearly fill the GPU; 0 for
         kernels whose work is always spread evenly.
     """
 
-    memory: float = 1.0
-    compute: float = 1.0
-    floor: float = 0.0
-    half_size: float = 0.0
-    tile: float = 0.0
-    unit_rate: float = 0.0
-    tile_columns: float = 0.0
-    half_columns: float = 0.0
-    added: float = 0.0
-    input_passes: float = 1.0
-    traffic: float = 0.0
-    expert: float = 0.0
-    narrow: float = 1.0
-    wide: float = 1.0
-    ungrouped: float = 1.0
-    padding: float = 0.0
-    unpacking: float = 0.0
-    split: float = 0.0
-    host: float = 0.0
-    launch: float = 0.0
-    walk: float = 0.0
-    blocks: float = 0.0
+    memory: Efficiency = 1.0
+    compute: Efficiency = 1.0
+    floor: Seconds = 0.0
+    half_size: NonNegative = 0.0
+    tile_rows: NonNegative = 0.0
+    unit_rate: Rate = 0.0
+    tile_columns: NonNegative = 0.0
+    half_columns: NonNegative = 0.0
+    added: Share = 0.0
+    input_passes: NonNegative = 1.0
+    traffic: NonNegative = 0.0
+    expert: Seconds = 0.0
+    narrow: Positive = 1.0
+    wide: Positive = 1.0
+    ungrouped: Positive = 1.0
+    padding: NonNegative = 0.0
+    unpack_ops: NonNegative = 0.0
+    split: Seconds = 0.0
+    host: Seconds = 0.0
+    launch: Seconds = 0.0
+    walk: Seconds = 0.0
+    unit_blocks: NonNegative = 0.0
 
 
 @frozen

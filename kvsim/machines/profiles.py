@@ -27,6 +27,7 @@ from kvsim.machines.hardware import (
     NVME_READ_RATE,
     NVME_WRITE_RATE,
     STANDS_FOR,
+    WHOLE,
     Checked,
     Hardware,
     Kernel,
@@ -41,14 +42,12 @@ from kvsim.machines.schema import (
     HOST_FILE,
     KERNEL_NUMBERS,
     LINK_NAMES,
+    STACK_FIELDS,
     STACK_FILE,
-    STACK_FLAGS,
     STACK_NUMBERS,
     TENSOR_PEAK,
-    WHOLE_NUMBER,
     Profile,
     entry_error,
-    mechanism_of,
     parse,
     read,
 )
@@ -656,9 +655,8 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
     """Build a stack from numbers and flags by the keys of its file."""
     changes: dict[str, dict[str, float | bool]] = {}
     for key, value in stated.items():
-        group, name = mechanism_of(key)
-        whole = STACK_NUMBERS.get(key) is WHOLE_NUMBER
-        changes.setdefault(group, {})[name] = int(value) if whole else value
+        group, name, rule = STACK_FIELDS[key]
+        changes.setdefault(group, {})[name] = int(value) if rule is WHOLE else value
     groups: dict[str, Any] = {
         group: replace(getattr(stack, group), **fields) for group, fields in changes.items()
     }
@@ -709,14 +707,10 @@ def numbers_apart(stack: Stack, base: Stack) -> dict[str, float | bool]:
         Values of ``stack`` by key of the stack file.
     """
     found: dict[str, float | bool] = {}
-    for key in STACK_NUMBERS:
-        if number_of(stack, key) != number_of(base, key):
-            found[key] = number_of(stack, key)
-    for key in STACK_FLAGS:
-        group, name = mechanism_of(key)
+    for key, (group, name, _) in STACK_FIELDS.items():
         own = getattr(getattr(stack, group), name)
         if own != getattr(getattr(base, group), name):
-            found[key] = bool(own)
+            found[key] = own
     for kernel in stack.kernels:
         for key, (name, _) in KERNEL_NUMBERS.items():
             own = getattr(stack.kernels[kernel], name)
@@ -741,7 +735,7 @@ def number_of(stack: Stack, key: str) -> float:
         The number, in the unit of the key.
     """
     if key in STACK_NUMBERS:
-        group, field = mechanism_of(key)
+        group, field, _ = STACK_FIELDS[key]
         return float(getattr(getattr(stack, group), field))
     _, kernel, name = key.split(".")
     return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))

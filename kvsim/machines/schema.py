@@ -4,9 +4,8 @@ Nothing is guessed: an unknown, missing, mistyped or impossible entry is an erro
 file and the key, and so is a number that does not say where it comes from.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, fields, is_dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from math import isfinite
@@ -15,41 +14,26 @@ from typing import Any, TypeVar
 from kvsim.errors import InputError, unknown
 from kvsim.files import TOML_PROFILE, display, read_toml
 from kvsim.frozen import frozen
-from kvsim.machines.hardware import ARITHMETIC_DTYPES, KERNEL_CLASSES, STANDS_FOR
+from kvsim.machines.hardware import (
+    ARITHMETIC_DTYPES,
+    AT_LEAST_ONE,
+    EFFICIENCY,
+    KERNEL_CLASSES,
+    NON_NEGATIVE,
+    POSITIVE,
+    STANDS_FOR,
+    Condition,
+    Kernel,
+    Stack,
+)
 
 T = TypeVar("T")
 
 
-@frozen
-class Number:
-    """A condition on a number in a file.
-
-    Attributes
-    ----------
-    expected
-        Description of valid values, for messages.
-    holds
-        Tells whether a value is valid.
-    """
-
-    expected: str
-    holds: Callable[[float], bool]
-
-
-LOWEST, HIGHEST = (
-    1e-18,
-    1e18,
-)  # no number that is not 0 is beyond them, so that none overflows later
-POSITIVE = Number("above 0 and at most 1e18", lambda x: LOWEST <= x <= HIGHEST)
-NON_NEGATIVE = Number("of 0 or more and at most 1e18", lambda x: x == 0 or LOWEST <= x <= HIGHEST)
-AT_LEAST_ONE = Number("of 1 or more and at most 1e18", lambda x: 1 <= x <= HIGHEST)
-EFFICIENCY = Number("above 0 and at most 1", lambda x: LOWEST <= x <= 1)
-SHARE_NUMBER = Number("from 0 to 1", lambda x: 0 <= x <= 1)
-WHOLE_NUMBER = Number("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
 # The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
-RATE = Number("of at least 1e6 in B/s or FLOP/s, at most 1e21", lambda x: 1e6 <= x <= 1e21)
-COUNT = Number("that is whole and from 1 to 1e6", lambda x: 1 <= x <= 1e6 and x % 1 == 0)
-BYTE_SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
+RATE = Condition("of at least 1e6 in B/s or FLOP/s, at most 1e21", lambda x: 1e6 <= x <= 1e21)
+COUNT = Condition("that is whole and from 1 to 1e6", lambda x: 1 <= x <= 1e6 and x % 1 == 0)
+BYTE_SIZE = Condition("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
 
 
 @frozen
@@ -68,18 +52,15 @@ class Schema:
         Valid values of texts that have few.
     together
         Sets of keys that must all be there if one of them is.
-    moved
-        Present names of keys by their former ones.
     """
 
-    numbers: Mapping[str, Number]
+    numbers: Mapping[str, Condition]
     required: frozenset[str]
     texts: frozenset[str]
     flags: frozenset[str] = frozenset()
     lists: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[str, ...]] | None = None
     together: tuple[frozenset[str], ...] = ()
-    moved: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -174,7 +155,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     leaves = dict(_leaves(document))
     known = {key: value for key, value in leaves.items() if key in schema.keys}
     for key in (key for key in leaves if key not in known):
-        faults.append(_unknown_key(file, key, schema))
+        faults.append(unknown(f"key in {display(file)}:", key, schema.keys, "correct or remove it"))
     own = schema.required - (schema.numbers.keys() if "extends" in leaves else set())
     groups = [own, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
@@ -199,14 +180,6 @@ def _of_tables(sources: dict[str, object], document: Mapping[str, Any]) -> dict[
         for key in document[table]:
             found.setdefault(f"{table}.{key}", sources[table])
     return found
-
-
-def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
-    """Create the error for a key that is unknown or has been renamed."""
-    if key in schema.moved:
-        new = schema.moved[key]
-        return InputError(f"{display(file)}: {key} is now called {new}; rename it")
-    return unknown(f"key in {display(file)}:", key, schema.keys, "correct or remove it")
 
 
 def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: object) -> None:
@@ -292,8 +265,6 @@ def _free(file: Traversable, free: object, schema: Schema) -> dict[str, tuple[fl
     if not isinstance(free, dict):
         raise entry_error(file, "free", free, "a table of [lowest, highest] by key")
     for key, bounds in free.items():
-        if key in schema.moved:
-            raise _unknown_key(file, key, schema)
         if key not in schema.numbers:
             raise unknown(f"key under [free] of {display(file)}:", key, schema.numbers)
         if not isinstance(bounds, list) or len(bounds) != 2:
@@ -304,7 +275,7 @@ def _free(file: Traversable, free: object, schema: Schema) -> dict[str, tuple[fl
     return {key: (float(low), float(high)) for key, (low, high) in free.items()}
 
 
-def _number(file: Traversable, key: str, value: object, rule: Number) -> float:
+def _number(file: Traversable, key: str, value: object, rule: Condition) -> float:
     expected = f"a number {rule.expected}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise entry_error(file, key, value, expected)
@@ -358,9 +329,6 @@ DRIVE = ("disk.capacity_B", "disk.read_Bps", "disk.write_Bps")
 
 TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
 """What the fp16 rate is checked against."""
-
-UNIT_SUFFIX = re.compile("_(s|B|Bps|tokens)$")
-"""Units that the keys of a stack carry and its fields do not."""
 
 HARDWARE_FILE = Schema(
     numbers={f"compute.{dtype}_FLOPps": RATE for dtype in ARITHMETIC_DTYPES}
@@ -419,165 +387,25 @@ HOST_FILE = Schema(
 )
 """What a host's profile says: cores, channels and capacity are of each socket."""
 
-STACK_NUMBERS: Mapping[str, Number] = {
-    "time.launch_s": NON_NEGATIVE,
-    "time.issue_s": NON_NEGATIVE,
-    "time.graph_tokens": NON_NEGATIVE,
-    "time.gap_s": NON_NEGATIVE,
-    "time.layer_s": NON_NEGATIVE,
-    "time.routing_s": NON_NEGATIVE,
-    "time.latent_s": NON_NEGATIVE,
-    "time.step_s": NON_NEGATIVE,
-    "time.sampling_s": NON_NEGATIVE,
-    "time.sequence_s": NON_NEGATIVE,
-    "time.beside_step_s": NON_NEGATIVE,
-    "time.beside_sequence_s": NON_NEGATIVE,
-    "time.quantise_s": NON_NEGATIVE,
-    "time.sync_s": NON_NEGATIVE,
-    "time.prompt_pass_tokens": NON_NEGATIVE,
-    "time.stage_s": NON_NEGATIVE,
-    "time.stage_overlap": SHARE_NUMBER,
-    "time.pointwise_launches": NON_NEGATIVE,
-    "time.wide_norm_launches": NON_NEGATIVE,
-    "time.pointwise_passes": NON_NEGATIVE,
-    "server.token_s": NON_NEGATIVE,
-    "server.prompt_s": NON_NEGATIVE,
-    "server.first_s": NON_NEGATIVE,
-    "server.tokenise_s": NON_NEGATIVE,
-    "cache.append_passes": NON_NEGATIVE,
-    "attention.score_bytes": NON_NEGATIVE,
-    "attention.score_memory_B": POSITIVE,
-    "packed_cache.layer_s": NON_NEGATIVE,
-    "packed_cache.unpack_ops": NON_NEGATIVE,
-    "packed_cache.unpack_bytes": NON_NEGATIVE,
-    "packed_cache.passes": AT_LEAST_ONE,
-    "packed_cache.plain_passes": NON_NEGATIVE,
-    "packed_cache.merge_token_s": NON_NEGATIVE,
-    "packed_cache.chunk_tokens": NON_NEGATIVE,
-    "packed_cache.qr_s": NON_NEGATIVE,
-    "selection.gather_row_s": NON_NEGATIVE,
-    "selection.index_bytes": POSITIVE,
-    "selection.id_list_s": NON_NEGATIVE,
-    "offload.layer_s": NON_NEGATIVE,
-    "offload.host_s": NON_NEGATIVE,
-    "offload.overlap": SHARE_NUMBER,
-    "offload.stream_tokens": NON_NEGATIVE,
-    "offload.pageable_Bps": NON_NEGATIVE,
-    "offload.second_socket": SHARE_NUMBER,
-    "offload.weight_buffers": AT_LEAST_ONE,
-    "offload.resident_layers": WHOLE_NUMBER,
-    "offload.tile_s": NON_NEGATIVE,
-    "offload.merge_passes": NON_NEGATIVE,
-    "offload.split_prompt": SHARE_NUMBER,
-    "sums.direct_share": SHARE_NUMBER,
-    "sums.direct_s": NON_NEGATIVE,
-    "sums.direct_hop_s": NON_NEGATIVE,
-    "sums.direct_second_s": NON_NEGATIVE,
-    "sums.ring_s": NON_NEGATIVE,
-    "sums.ring_hop_s": NON_NEGATIVE,
-    "sums.ring_share": EFFICIENCY,
-    "drafts.draft_s": NON_NEGATIVE,
-    "drafts.round_s": NON_NEGATIVE,
-    "drafts.tree_s": NON_NEGATIVE,
-    "drafts.sequence_s": NON_NEGATIVE,
-    "drafts.shared_experts": SHARE_NUMBER,
-    "drafts.widest": NON_NEGATIVE,
-    "sums.exchange_s": NON_NEGATIVE,
-    "sums.sorted_out": SHARE_NUMBER,
-    "sums.popularity": AT_LEAST_ONE,
-    "sums.skew": NON_NEGATIVE,
-    "weights.unpack_ops": NON_NEGATIVE,
-    "weights.unpack_bytes": NON_NEGATIVE,
-    "weights.unpack_rows": NON_NEGATIVE,
-    "weights.copies": AT_LEAST_ONE,
-    "memory.context_memory_B": NON_NEGATIVE,
-    "memory.prefill_chunk_tokens": AT_LEAST_ONE,
-    "memory.activation_passes": NON_NEGATIVE,
-    "memory.logit_bytes": POSITIVE,
-    "memory.reserved_sequences": NON_NEGATIVE,
-    "memory.sampling_bytes": NON_NEGATIVE,
-}
-STACK_FLAGS = (
-    "time.counted_launches",
-    "time.asynchronous",
-    "cache.keeps_old",
-    "cache.static",
-    "attention.flash_prompt",
-    "attention.repeat_kv",
-    "packed_cache.repeat_kv",
-    "packed_cache.unpack_each",
-    "packed_cache.scored_prompt",
-    "selection.gather_sync",
-    "offload.across_steps",
-    "offload.blocking_store",
-    "offload.tile_sync",
-    "sums.one_shot",
-    "weights.gguf",
-    "weights.half_accumulation",
-    "weights.int8_products",
-    "memory.prompt_logits",
-    "memory.share_of_free",
-    "memory.share_is_static",
-)
-MOVED_KEYS = {
-    "time.overlapped_sequence_s": "server.token_s",
-    "time.overlapped_prompt_s": "server.prompt_s",
-    "time.packed_layer_s": "packed_cache.layer_s",
-    "time.offloaded_layer_s": "offload.layer_s",
-    "time.id_list_s": "selection.id_list_s",
-    "time.qr_s": "packed_cache.qr_s",
-    "time.tile_s": "offload.tile_s",
-    "cache.static_cache": "cache.static",
-    "cache.score_bytes": "attention.score_bytes",
-    "cache.flash_prompt": "attention.flash_prompt",
-    "cache.repeat_kv": "attention.repeat_kv",
-    "cache.unpack_ops": "packed_cache.unpack_ops",
-    "cache.unpack_bytes": "packed_cache.unpack_bytes",
-    "cache.plain_passes": "packed_cache.plain_passes",
-    "cache.merge_token_s": "packed_cache.merge_token_s",
-    "cache.packed_passes": "packed_cache.passes",
-    "cache.repeat_packed": "packed_cache.repeat_kv",
-    "cache.merge_passes": "offload.merge_passes",
-    "cache.resident_layers": "offload.resident_layers",
-    "copies.overlap": "offload.overlap",
-    "copies.across_steps": "offload.across_steps",
-    "copies.blocking_store": "offload.blocking_store",
-    "copies.tile_sync": "offload.tile_sync",
-    "copies.split_prompt": "offload.split_prompt",
-    "copies.gather_row_s": "selection.gather_row_s",
-    "copies.gather_sync": "selection.gather_sync",
-    "copies.index_bytes": "selection.index_bytes",
-    "copies.one_shot_sum": "sums.one_shot",
-    "memory.old_cache": "cache.keeps_old",
-    "memory.weight_copies": "weights.copies",
-    "memory.packed_chunk_tokens": "packed_cache.chunk_tokens",
-}
-"""Former names of a stack's keys, and today's."""
 
-KERNEL_NUMBERS = {
-    "memory": ("memory", EFFICIENCY),
-    "compute": ("compute", EFFICIENCY),
-    "floor_s": ("floor", NON_NEGATIVE),
-    "host_s": ("host", NON_NEGATIVE),
-    "launch_s": ("launch", NON_NEGATIVE),
-    "half_size": ("half_size", NON_NEGATIVE),
-    "tile_rows": ("tile", NON_NEGATIVE),
-    "tile_columns": ("tile_columns", NON_NEGATIVE),
-    "unit_Bps": ("unit_rate", NON_NEGATIVE),
-    "half_columns": ("half_columns", NON_NEGATIVE),
-    "expert_s": ("expert", NON_NEGATIVE),
-    "added": ("added", SHARE_NUMBER),
-    "input_passes": ("input_passes", NON_NEGATIVE),
-    "traffic": ("traffic", NON_NEGATIVE),
-    "narrow": ("narrow", POSITIVE),
-    "wide": ("wide", POSITIVE),
-    "ungrouped": ("ungrouped", POSITIVE),
-    "padding": ("padding", NON_NEGATIVE),
-    "split_s": ("split", NON_NEGATIVE),
-    "unpack_ops": ("unpacking", NON_NEGATIVE),
-    "walk_s": ("walk", NON_NEGATIVE),
-    "unit_blocks": ("blocks", NON_NEGATIVE),
+def _list_fields(mechanism: type) -> Iterator[tuple[str, str, Condition | None]]:
+    """Key, name and condition of each field of a mechanism; flags have no condition."""
+    for each in fields(mechanism):
+        unit, condition = getattr(each.type, "__metadata__", ("", None))
+        yield KERNEL_KEYS.get(each.name, each.name + unit), each.name, condition
+
+
+KERNEL_KEYS = {"unit_rate": "unit_Bps"}  # keys that are not the field's name with its unit
+STACK_FIELDS = {
+    f"{mechanism.name}.{key}": (mechanism.name, name, condition)
+    for mechanism in fields(Stack)
+    if is_dataclass(mechanism.default)
+    for key, name, condition in _list_fields(type(mechanism.default))
 }
+"""The mechanism, the field and the condition of each key of a stack's file."""
+
+STACK_NUMBERS = {key: rule for key, (*_, rule) in STACK_FIELDS.items() if rule is not None}
+KERNEL_NUMBERS = {key: (name, rule) for key, name, rule in _list_fields(Kernel) if rule}
 
 CHECKED_KINDS = ("ttft", "tpot", "latency")
 CHECKED_FIGURES = ("median", "p90", "low", "high")
@@ -599,29 +427,11 @@ STACK_FILE = Schema(
     required=frozenset({"title", "basis", "error"}),
     texts=frozenset({"title", "basis", "error", "extends", "fit", "device", "date", "version"})
     | {"checked.device", "checked.model", "checked.technique"},
-    flags=frozenset(STACK_FLAGS),
+    flags=frozenset(STACK_FIELDS.keys() - STACK_NUMBERS.keys()),
     lists=frozenset({"near", "releases", "measured"}),
     choices={"basis": ("datasheet", "carried over", "calibrated")},
     together=(
         frozenset({"device", "date"}),
         frozenset({"checked.rows", "checked.device", "checked.model", "checked.technique"}),
     ),
-    moved=MOVED_KEYS,
 )
-
-
-def mechanism_of(key: str) -> tuple[str, str]:
-    """Split a key into the group of ``Stack`` and its field.
-
-    Parameters
-    ----------
-    key
-        Key of a stack's file, as ``time.launch_s``.
-
-    Returns
-    -------
-    tuple[str, str]
-        Group and field without its unit, as "time" and "launch".
-    """
-    group, _, name = key.partition(".")
-    return group, UNIT_SUFFIX.sub("", name)

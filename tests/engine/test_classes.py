@@ -23,7 +23,7 @@ from tests.support import scalar
 APART = Kernel(
     memory=0.7, compute=0.6, floor=4e-6, half_size=40.0, half_columns=300.0, added=0.2,
     input_passes=3.0, traffic=5.0, narrow=1.3, wide=0.9, ungrouped=1.2, padding=50.0, split=6e-6,
-    tile=128.0, unpacking=9.0, walk=3e-8, blocks=2.0,
+    tile_rows=128.0, unpack_ops=9.0, walk=3e-8, unit_blocks=2.0,
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_blocks_of_a_product_go_through_all_inputs() -> None:
 def test_the_last_round_of_attention_s_blocks_takes_as_long_as_a_full_one() -> None:
     d = Deployment(load_model("llama3.1-8b"), load_hardware("a100-80g"), load_stack("hf-fa2"))
     shares = d.stack.kernel("attention")
-    assert shares.blocks * d.hardware.units == 216  # blocks at once; a sequence has eight
+    assert shares.unit_blocks * d.hardware.units == 216  # blocks at once; a sequence has eight
     points = [decode_point(batch, 900.0, 100.0, 7.0) for batch in (1.0, 21.0, 27.0, 30.0, 402.0)]
     found = [float(np.max(last_wave(d, point, shares))) for point in points]
     assert found == pytest.approx([1.0, 1.0, 1.0, 432 / 240, 15 * 216 / 3216])
@@ -130,7 +130,7 @@ def test_products_compute_whole_tiles() -> None:
 def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
     d, p = deployment("llama3-8b", tp=1), decode_point(32.0, 8000.0, 100.0, 7.0)
     fused = load_stack("fused")
-    hard = Kernel(unpacking=60.0)
+    hard = Kernel(unpack_ops=60.0)
     d = replace(d, stack=replace(fused, kernels=dict(fused.kernels) | {"attention-fp8": hard}))
     op = next(op for op, _ in all_ops(parse("fp8").forward(d, p)) if op.name == "attn")
     widened = 32 * 8008 * d.shard.kv_width  # cached numbers, those of this step too

@@ -96,7 +96,7 @@ def test_packing_touches_the_sides_that_are_packed(
 
 def test_a_kernel_that_pads_widens_its_padding_too() -> None:
     """Fp8 numbers of 8,001 cached tokens and of 50 more that the kernel computes for nothing."""
-    apart = Kernel(padding=50.0, unpacking=9.0)
+    apart = Kernel(padding=50.0, unpack_ops=9.0)
     kernels = dict(PLAIN.stack.kernels) | {"attention": apart, "attention-fp8": apart}
     d, point = replace(PLAIN, stack=replace(PLAIN.stack, kernels=kernels)), decoding(8000, 1)
     shape = d.shard.layout[0][0][0]

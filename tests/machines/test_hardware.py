@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
@@ -23,7 +23,7 @@ from kvsim.machines.profiles import (
     number_of,
     stack_names,
 )
-from kvsim.machines.schema import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
+from kvsim.machines.schema import LINK_NAMES, STACK_FILE, STACK_NUMBERS
 from kvsim.models.configs import load_model
 
 SHIPPED = Path(str(files("kvsim") / "hwprofiles"))
@@ -125,7 +125,7 @@ def test_stack_states_what_it_has_and_no_more() -> None:
         stated = leaves(document)
         assert len(free) <= 4 and set(stack.free) == set(free)
         numbers = {k for k, v in stated.items() if isinstance(v, int | float) and v is not False}
-        assert numbers - set(STACK_FLAGS) <= set(sources)
+        assert numbers - STACK_FILE.flags <= set(sources)
         assert set(KERNEL_CLASSES) <= set(stack.kernels) <= {*KERNEL_CLASSES, *STANDS_FOR}
         assert isinstance(stack.offload.resident_layers, int)
         assert all(text in stack.source for text in sources.values())
@@ -134,17 +134,6 @@ def test_stack_states_what_it_has_and_no_more() -> None:
                 key: number_of(Stack("ideal"), key) for key in STACK_NUMBERS if key not in free
             }
             assert not [key for key, value in ideal.items() if stated.get(key) == value]
-
-
-def test_every_stack_field_has_a_key() -> None:
-    described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
-    described |= {"device", "date", "version", "near", "cards", "extends", "engine"}
-    described |= {"unmeasured", "checked"}
-    ideal, keys = Stack("ideal"), sorted(map(mechanism_of, (*STACK_NUMBERS, *STACK_FLAGS)))
-    groups = {f.name: getattr(ideal, f.name) for f in fields(Stack) if f.name not in described}
-    assert keys == sorted((name, f.name) for name, group in groups.items() for f in fields(group))
-    assert set(MOVED_KEYS.values()) <= {*STACK_NUMBERS, *STACK_FLAGS}
-    assert not set(MOVED_KEYS) & {*STACK_NUMBERS, *STACK_FLAGS}
 
 
 IDEAL = """
@@ -211,12 +200,6 @@ BAD_STACKS = {
     "number for a flag": ("[memory]", OFFLOAD.format("tile_sync = 0"), "tile_sync", "true or"),
     "half a layer": ("[memory]", OFFLOAD.format("resident_layers = 0.5"), "layers", "whole"),
     "less than a copy": ("[weights]", "[weights]\ncopies = 0.5", "weights.copies", "1 or"),
-    "former name": (
-        "[memory]",
-        "[copies]\noverlap = 0.5\n[memory]",
-        "copies.overlap is now called offload.overlap",
-        "rename it",
-    ),
     "no source": ('"kernel.gemm.memory" =', "#", "kernel.gemm.memory", "under [source]"),
 }
 

@@ -38,7 +38,7 @@ def op_seconds(op: Op, d: Deployment) -> float:
         peak = d.hardware.cpu_flops if op.stream == "cpu" else rates.get(op.dtype, rates["fp16"])
         filled = 1.0 if isinf(size) else max(size, 1.0) / (whole(size, kernel) + kernel.half_size)
         needs.append(float(op.slower) * flops / (peak * kernel.compute * filled * wide))
-    operations = kernel.unpacking or d.stack.packed_cache.unpack_ops
+    operations = kernel.unpack_ops or d.stack.packed_cache.unpack_ops
     if operations and op.unpacked:
         rate = d.hardware.flops["fp32"] / 2
         needs.append(float(op.slower) * operations * float(op.unpacked) / rate / wide)
@@ -54,7 +54,7 @@ def op_seconds(op: Op, d: Deployment) -> float:
 
 def whole(rows: float, kernel: Kernel) -> float:
     """Rows that a product computes: tiles, or the next power of two where that is less."""
-    rows, tile = max(rows, 1.0), kernel.tile
+    rows, tile = max(rows, 1.0), kernel.tile_rows
     if not tile:
         return rows
     power = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
@@ -13,10 +13,10 @@ from kvsim.engine.formats import Format
 from kvsim.engine.ops import all_reduce
 from kvsim.engine.roofline import seconds
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio, robust_loss
-from kvsim.evidence.ops.rows import LATENT_WIDTH, STATES, OpRows, OpTable
+from kvsim.evidence.ops.rows import STATES, OpRows, OpTable
 from kvsim.evidence.stackfile import numbers_text
 from kvsim.frozen import frozen
-from kvsim.graph import Array, Number, Op, Point
+from kvsim.graph import Array, Op, Point
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.parallel import busiest
@@ -39,32 +39,16 @@ SORTED_OUT = 0.5
 """Share of a copy's traffic where it is for another GPU's expert: 0.3 to 0.7 fit rows of experts
 spread over GPUs alike (aic-core-0.12.0)."""
 
-KV_RANK, ROPE_DIM, VALUE_DIM = 512.0, 64.0, 128.0  # DeepSeek-V2 and V3
 WEIGHTS = {"mxfp8": "mxfp4"}  # formats of rows that say more than how weights are stored
 CACHE_FORMATS = {"fp16": Format(), "fp8": Format(8)}
 
 
 @frozen
-class ShapeTable:
-    """What formulas ask of a model, as arrays over the rows of a table."""
+class RowModel(Model):
+    """A model whose sizes are arrays over the rows of a table, and those of one GPU already."""
 
-    heads: Number = 1.0
-    kv_heads: Number = 1.0
-    head_dim: Number = 128.0
-    hidden: Number = 1.0
-    expert_ffn: Number = 0.0
-    experts: Number = 0.0
-    experts_active: Number = 0.0
-    shared_experts: int = 0
-    latent: bool = False
-    kv_rank: float = KV_RANK
-    rope_dim: float = ROPE_DIM
-    value_dim: float = VALUE_DIM
-    indexer: None = None
-    recurrence: Recurrence | None = None
-
-    def shard(self, tp: int) -> "ShapeTable":
-        """Return the table itself: its shapes are those of one GPU already.
+    def shard(self, tp: int) -> Model:
+        """Return the model itself.
 
         Parameters
         ----------
@@ -73,77 +57,29 @@ class ShapeTable:
         """
         return self
 
-    def biased(self, name: str) -> bool:
-        """Tell whether a product has a bias: no measured one has.
 
-        Parameters
-        ----------
-        name
-            The product's name in a layer.
-        """
-        return False
-
-    @property
-    def k_width(self) -> Number:
-        """Numbers of K per token, of latents all. [numbers]"""
-        return LATENT_WIDTH if self.latent else self.kv_heads * self.head_dim
-
-    @property
-    def v_width(self) -> Number:
-        """Numbers of V per token. [numbers]"""
-        return 0.0 if self.latent else self.kv_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> Number:
-        """Numbers of K and V per token. [numbers]"""
-        return self.k_width + self.v_width
-
-    @property
-    def queries_per_kv(self) -> Number:
-        """Query heads per KV head."""
-        return self.heads / self.kv_heads
-
-    def attention_matrices(self) -> Mapping[str, tuple[Number, Number]]:
-        """The up-projection of latents alone."""
-        return {"kv_up": (KV_RANK, self.heads * (self.head_dim + VALUE_DIM))}
-
-    def mlp_matrices(self, width: Number) -> Mapping[str, tuple[Number, Number]]:
-        """Return the shapes of the products of gated experts, whose gate and up are one matrix.
-
-        Parameters
-        ----------
-        width
-            Inner width of an expert.
-
-        Returns
-        -------
-        dict of (inputs, outputs)
-            Shape of each matrix by name.
-        """
-        return {"up": (self.hidden, 2 * width), "down": (width, self.hidden)}
+ONE_LAYER = RowModel("", "", 1, 1, 1, 128, 0, 0, 0, ())
+LATENT: dict[str, Any] = {"kv_rank": 512, "rope_dim": 64, "nope_dim": 128, "value_dim": 128}
+"""Latent attention of DeepSeek-V2 and V3; queries are up-projected without positions."""
 
 
 def _deployment(
-    shapes: ShapeTable, hardware: Hardware, stack: Stack, weights: str, tp: int
+    hardware: Hardware, stack: Stack, weights: str = "fp16", tp: int = 1, **sizes: Any
 ) -> Deployment:
-    return Deployment(cast(Model, shapes), hardware, stack, weights, tp)
+    """Where rows of some sizes were measured; formulas take arrays in place of numbers."""
+    return Deployment(replace(ONE_LAYER, **sizes), hardware, stack, weights, tp)
 
 
 def _gemm(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    d, s = _deployment(ShapeTable(), hardware, stack, rows.dtype, 1), rows.shape
+    d, s = _deployment(hardware, stack, rows.dtype), rows.shape
     matrix = cast(tuple[int, int], (s["k"], s["n"]))
     return _seconds(ops.gemm(d, "product", s["m"], matrix, d.weight_format), d)
 
 
 def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     s = rows.shape
-    latent = rows.kind == "mla_decode"
-    shapes = (
-        ShapeTable(heads=s["heads"], latent=True)
-        if latent
-        else ShapeTable(s["heads"], s["kv_heads"], s["head_dim"])
-    )
-    d = _deployment(shapes, hardware, stack, "fp16", 1)
+    sizes = LATENT if rows.kind == "mla_decode" else {n: s[n] for n in ("kv_heads", "head_dim")}
+    d = _deployment(hardware, stack, heads=s["heads"], **sizes)
     p = Point(s["batch"], s["context"], 1.0, s["context"], s["context"] + 1)
     found = attention.ops(d, p, LayerShape(), stored=CACHE_FORMATS[rows.dtype])
     return _seconds(next(op for op in found if op.name == "attn"), d)
@@ -152,9 +88,8 @@ def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
 def _prompt(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     """A part of a prompt, and sequences that decode in the same call."""
     s = rows.shape
-    d = _deployment(
-        ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1
-    )
+    sizes: dict[str, Any] = {name: s[name] for name in ("heads", "kv_heads", "head_dim")}
+    d = _deployment(hardware, stack, **sizes)
     length = s["context"] + s["new"]
     p = Point(s["batch"], s["context"], s["new"], length, length, prefill=True)
     took = _seconds(attention.ops(d, p, LayerShape())[-1], d)
@@ -170,16 +105,18 @@ def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     """Experts of the GPU with most tokens of a group over which they are spread."""
     s = rows.shape
     spread = s["ep"] / busiest(s["ep"], ROUTED_SKEW)
-    shapes = ShapeTable(
+    stack = with_numbers(
+        stack, {"sums.popularity": ROUTED_POPULARITY, "sums.sorted_out": SORTED_OUT}
+    )
+    d = _deployment(
+        hardware,
+        stack,
+        WEIGHTS.get(rows.dtype, rows.dtype),
         hidden=s["hidden"],
         expert_ffn=s["expert_ffn"] / s["tp"],
         experts=s["experts"] / s["ep"],
         experts_active=s["active"] / spread,
     )
-    stack = with_numbers(
-        stack, {"sums.popularity": ROUTED_POPULARITY, "sums.sorted_out": SORTED_OUT}
-    )
-    d = _deployment(shapes, hardware, stack, WEIGHTS.get(rows.dtype, rows.dtype), 1)
     p = Point(s["tokens"], 0.0, 1.0, 1.0, 1.0)
     total: Array = np.zeros(len(rows))
     for op in ops.routed_experts(d, p, foreign=s["tokens"] * s["active"] * (1 - 1 / s["ep"])):
@@ -191,15 +128,13 @@ def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     out = np.empty(len(rows))
     for gpus in np.unique(rows.shape["gpus"]):
         here = rows.shape["gpus"] == gpus
-        d = _deployment(
-            ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus)
-        )
+        d = _deployment(hardware, stack, tp=int(gpus), hidden=rows.shape["elements"][here])
         out[here] = _seconds(all_reduce(d, "sum", ops.FP16_BYTES * d.shard.hidden)[0], d)
     return out
 
 
 def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    d, s = _deployment(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
+    d, s = _deployment(hardware, stack, "fp8-dynamic"), rows.shape
     return np.asarray(
         ops.quantising(d, WEIGHT_FORMATS["fp8-dynamic"], s["m"] * s["k"]), dtype=float
     )
@@ -210,8 +145,7 @@ def _states(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     s = rows.shape
     # Recurrence is of one model; its formulas take arrays as well
     widths = cast("tuple[int, int, int, int]", tuple(s[n] for n in HEADS_AND_WIDTHS))
-    shapes = ShapeTable(recurrence=Recurrence("delta", *widths, 0))
-    d = _deployment(shapes, hardware, stack, "fp16", 1)
+    d = _deployment(hardware, stack, recurrence=Recurrence("delta", *widths, 0))
     p = Point(s["batch"], 0.0, s["new"], s["new"], s["new"], prefill=rows.kind == "scan")
     return _seconds(next(op for op in recurrence.ops(d, p) if op.kernel == rows.kind), d)
 
