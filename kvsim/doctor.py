@@ -7,6 +7,7 @@ file is used: those checks are called until they have nothing more to say.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvsim.errors import InputError
@@ -15,7 +16,7 @@ from kvsim.evidence.published import PAPER_COLUMNS
 from kvsim.files import JSON, TRACE, check_input, open_input, read_json
 from kvsim.frozen import frozen
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.machines.schema import HARDWARE_FILE, STACK_FILE, inspect, keys_of
+from kvsim.machines.schema import HARDWARE_FILE, STACK_FILE, Schema, inspect, keys_of
 from kvsim.models.configs import read_config, read_model
 from kvsim.models.fields import FieldError
 from kvsim.traces import attention
@@ -89,8 +90,8 @@ def _toml(file: Path) -> tuple[str, Check]:
         unreadable = str(fault)
         return "TOML file", lambda _: ([unreadable], [])
     if len(keys & STACK_FILE.keys) + ("extends" in keys) >= len(keys & HARDWARE_FILE.keys):
-        return "software stack", stack_faults
-    return "hardware profile", hardware_faults
+        return "software stack", partial(profile_faults, schema=STACK_FILE, load=load_stack)
+    return "hardware profile", partial(profile_faults, schema=HARDWARE_FILE, load=load_hardware)
 
 
 def _json(file: Path) -> tuple[str, Check]:
@@ -206,54 +207,35 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
     return found, [f"{len(rows):,} sound rows"]
 
 
-def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find faults of single entries, or else those of combinations of entries.
+def profile_faults(
+    file: Path, schema: Schema, load: Callable[[Path], object]
+) -> tuple[list[str], list[str]]:
+    """Find faults of single entries of a profile, or else those of combinations of entries.
 
     Parameters
     ----------
     file
-        Hardware profile.
+        Hardware profile or software stack.
+    schema
+        Keys that it may have.
+    load
+        Reads such a file as the commands do.
 
     Returns
     -------
     tuple of list of str
-        Faults, and remarks on what is sound; one line each.
+        Faults, and the numbers that are assumed rather than measured; one line each.
     """
-    _, faults = inspect(file, HARDWARE_FILE)
-    notes = [] if faults else _loading_faults(load_hardware, file, faults)
+    _, faults = inspect(file, schema)
+    notes: list[str] = []
+    if not faults:
+        try:
+            sources = getattr(load(file), "sources", {})
+            assumed = sorted(key for key, text in sources.items() if "assumed" in text.lower())
+            notes = [f"assumed, not measured: {', '.join(assumed)}"] if assumed else []
+        except InputError as fault:
+            faults.append(fault)
     return [str(fault) for fault in faults], notes
-
-
-def stack_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find faults of single entries, and of the stack that it extends.
-
-    Parameters
-    ----------
-    file
-        Software stack.
-
-    Returns
-    -------
-    tuple of list of str
-        Faults, and remarks on what is sound; one line each.
-    """
-    _, faults = inspect(file, STACK_FILE)
-    notes = [] if faults else _loading_faults(load_stack, file, faults)
-    return [str(fault) for fault in faults], notes
-
-
-def _loading_faults(
-    load: Callable[[Path], object], file: Path, faults: list[InputError]
-) -> list[str]:
-    """Load a file as the commands do, and note numbers that rest on an assumption."""
-    try:
-        loaded = load(file)
-    except InputError as fault:
-        faults.append(fault)
-        return []
-    sources = getattr(loaded, "sources", {})
-    assumed = sorted(key for key, text in sources.items() if "assumed" in text.lower())
-    return [f"assumed, not measured: {', '.join(assumed)}"] if assumed else []
 
 
 def trace_faults(file: Path) -> tuple[list[str], list[str]]:

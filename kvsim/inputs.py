@@ -633,27 +633,13 @@ def parse_total_or_per_gpu(
 
 
 PARSERS: Mapping[str, Parser] = {
-    "amount": parse_amount,
-    "count": parse_count,
-    "counts": parse_counts,
-    "flag": parse_flag,
+    name.removeprefix("parse_").replace("_", "-"): parser
+    for name, parser in tuple(vars().items())
+    if name.startswith("parse_")
+} | {
     "gib": scaled_number(2.0**30),
     "gigabytes": scaled_number(1e9),
-    "joined": parse_joined,
-    "lengths": parse_token_lengths,
-    "model": parse_model,
-    "names": parse_names,
-    "number": parse_number,
-    "path": parse_path,
-    "paths": parse_paths,
-    "per-gpu": parse_per_gpu,
-    "rate": parse_rate,
-    "text": parse_text,
     "thousands": scaled_number(1e3),
-    "token-counts": parse_token_counts,
-    "tokens": parse_tokens,
-    "total-or-per-gpu": parse_total_or_per_gpu,
-    "words": parse_words,
 }
 """Parsers as the table of options names them."""
 

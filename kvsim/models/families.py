@@ -154,22 +154,22 @@ def ernie(fields: Fields) -> FamilyFields:
         "mlp_bias": biased,
         "head_bias": biased,
     }
-    experts = fields.integer("moe_num_experts", default=0, low=0)
-    if not experts:
+    if not fields.integer("moe_num_experts", default=0, low=0):
         return biases
     layers = fields.integer("num_hidden_layers")
     first = fields.integer("moe_layer_start_index", default=1, low=0)
     last = fields.values.get("moe_layer_end_index", -1)
     end = layers - 1 if not isinstance(last, int) or last < 0 else last
     step = fields.integer("moe_layer_interval", default=1)
-    return biases | {
-        "experts": experts,
-        "experts_active": fields.integer("moe_k", high=experts),
-        "expert_ffn": fields.integer("moe_intermediate_size"),
-        "shared_experts": fields.integer("moe_num_shared_experts", default=0, low=0),
-        "router_bias": True,
-        "routed": [first <= i <= end and (i + 1) % step == 0 for i in range(layers)],
-    }
+    return (
+        biases
+        | _experts(fields, "moe_num_experts", "moe_k")
+        | {
+            "shared_experts": fields.integer("moe_num_shared_experts", default=0, low=0),
+            "router_bias": True,
+            "routed": [first <= i <= end and (i + 1) % step == 0 for i in range(layers)],
+        }
+    )
 
 
 ATTENTION_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")
@@ -397,15 +397,10 @@ def jamba(fields: Fields) -> FamilyFields:
         "recurrence": state,
         "mixers": _attention_where(_turns(fields, "attn", layers)),
     }
-    experts = fields.integer("num_experts")
-    if experts == 1:
+    if fields.integer("num_experts") == 1:
         return found
-    return found | {
-        "experts": experts,
-        "experts_active": fields.integer("num_experts_per_tok", high=experts),
-        "expert_ffn": fields.integer("intermediate_size"),
-        "routed": _turns(fields, "expert", layers),
-    }
+    experts = _experts(fields, width="intermediate_size")
+    return found | experts | {"routed": _turns(fields, "expert", layers)}
 
 
 def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
@@ -430,17 +425,11 @@ def granite(fields: Fields) -> FamilyFields:
         The recurrence, mixers and experts; a shared expert counts as several of the others' width.
     """
     shared, own = fields.integer("shared_intermediate_size"), expanded_mamba(fields)
-    experts = fields.integer("num_local_experts", default=0, low=0)
-    if not experts:
+    if not fields.integer("num_local_experts", default=0, low=0):
         return own | {"ffn": shared}
-    width = fields.integer("intermediate_size")
-    active = fields.integer("num_experts_per_tok", high=experts)
-    return own | {
-        "experts": experts,
-        "experts_active": active,
-        "expert_ffn": width,
-        "shared_experts": _count_shared(fields, "shared_intermediate_size", width),
-    }
+    experts = _experts(fields, "num_local_experts", width="intermediate_size")
+    own["shared_experts"] = _count_shared(fields, "shared_intermediate_size", experts["expert_ffn"])
+    return own | experts
 
 
 def nemotron(fields: Fields) -> FamilyFields:
@@ -481,15 +470,10 @@ def nemotron(fields: Fields) -> FamilyFields:
         return found
     if fields.values.get("moe_latent_size"):
         raise fields.error("moe_latent_size", "is set: experts in a latent space are not supported")
-    width = fields.integer("moe_intermediate_size")
-    shared = _count_shared(fields, "moe_shared_expert_intermediate_size", width)
-    return found | {
-        "experts": fields.integer("n_routed_experts"),
-        "experts_active": fields.integer("num_experts_per_tok"),
-        "expert_ffn": width,
-        "shared_experts": shared * fields.integer("n_shared_experts", default=1),
-        "router_bias": True,
-    }
+    experts = _experts(fields, "n_routed_experts")
+    shared = _count_shared(fields, "moe_shared_expert_intermediate_size", experts["expert_ffn"])
+    found["shared_experts"] = shared * fields.integer("n_shared_experts", default=1)
+    return found | experts | {"router_bias": True}
 
 
 def short_convolution(fields: Fields) -> FamilyFields:
@@ -622,17 +606,19 @@ def _biases(fields: Fields) -> FamilyFields:
     return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": mlp}
 
 
-def _experts(fields: Fields, field: str = "num_experts") -> FamilyFields:
-    experts = fields.integer(field)
-    active = fields.integer("num_experts_per_tok")
-    if active > experts:
-        raise fields.error(
-            "num_experts_per_tok",
-            f"is {active}, expected at most the {experts} experts",
-            "correct one of the two",
-        )
-    width = fields.integer("moe_intermediate_size", "intermediate_size")
-    return {"experts": experts, "experts_active": active, "expert_ffn": width}
+def _experts(
+    fields: Fields,
+    count: str = "num_experts",
+    active: str = "num_experts_per_tok",
+    width: str = "moe_intermediate_size",
+) -> FamilyFields:
+    """Routed experts, from the fields that hold their number, those per token and their width."""
+    experts, chosen = fields.integer(count), fields.integer(active)
+    if chosen > experts:
+        problem = f"is {chosen}, expected at most the {experts} experts"
+        raise fields.error(active, problem, "correct one of the two")
+    inner = fields.integer(width, "intermediate_size")
+    return {"experts": experts, "experts_active": chosen, "expert_ffn": inner}
 
 
 def _count_shared(fields: Fields, name: str, width: int) -> int:
@@ -650,8 +636,7 @@ def _qwen2_moe(fields: Fields) -> FamilyFields:
 
 
 def _deepseek(fields: Fields) -> FamilyFields:
-    shared: FamilyFields = {"shared_experts": fields.integer("n_shared_experts", default=0)}
-    return _experts(fields, "n_routed_experts") | shared | _latent(fields)
+    return _glm4_experts(fields) | _latent(fields)
 
 
 def _latent(fields: Fields) -> FamilyFields:
@@ -683,14 +668,16 @@ def _llama4(fields: Fields) -> FamilyFields:
     """
     layers = range(fields.integer("num_hidden_layers"))
     step = fields.integer("interleave_moe_layer_step", default=1)
-    return _biases(fields) | {
-        "experts": fields.integer("num_local_experts"),
-        "experts_active": fields.integer("num_experts_per_tok"),
-        "expert_ffn": fields.integer("intermediate_size"),
-        "shared_experts": 1,
-        "ffn": fields.integer("intermediate_size_mlp"),
-        "routed": [(i + 1) % step == 0 for i in layers],
-    }
+    experts = _experts(fields, "num_local_experts", width="intermediate_size")
+    return (
+        _biases(fields)
+        | experts
+        | {
+            "shared_experts": 1,
+            "ffn": fields.integer("intermediate_size_mlp"),
+            "routed": [(i + 1) % step == 0 for i in layers],
+        }
+    )
 
 
 def _cohere(fields: Fields) -> FamilyFields:
@@ -732,13 +719,11 @@ def _glm4_experts(fields: Fields) -> FamilyFields:
 
 def _kimi(fields: Fields) -> FamilyFields:
     """Latent attention as DeepSeek's, with names of its own for the experts."""
-    own = {
-        "n_routed_experts": fields.integer("num_experts"),
-        "num_experts_per_tok": fields.integer("num_experts_per_token"),
-        "n_shared_experts": fields.integer("num_shared_experts", default=0, low=0),
+    shared: FamilyFields = {
+        "shared_experts": fields.integer("num_shared_experts", default=0, low=0),
+        "router_bias": True,
     }
-    renamed = Fields(fields.values | own, fields.where, fields.prefix)
-    return _deepseek(renamed) | {"router_bias": True}
+    return _experts(fields, active="num_experts_per_token") | _latent(fields) | shared
 
 
 def _gpt_oss(fields: Fields) -> FamilyFields:
