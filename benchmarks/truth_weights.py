@@ -81,7 +81,7 @@ class Judged:
     @property
     def alone(self) -> bool:
         """Whether no line of the ledger shares engine, card and model with them."""
-        neighbours = [ledger.MECHANISMS.index(name) for name in ledger.NEIGHBOURS]
+        neighbours = [ledger.MECHANISMS.index(name) for name in ledger.RUN_IDENTITY]
         return bool((self.apart[:, neighbours].sum(axis=1) > 0).all())
 
 

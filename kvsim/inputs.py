@@ -14,7 +14,7 @@ MAX_NUMBER = 1e9
 
 WHOLE_PATTERN = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
 TIME_PATTERN = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
-TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+SECONDS_PER_SUFFIX = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 TOKENS_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 TOKEN_UNITS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
 
@@ -497,7 +497,7 @@ def duration(most_bare: float) -> Parser:
         if unit is None and value > most_bare:
             got = f"{name}: got {str(given)[:40]!r}"
             raise InputError(f"{got} without a unit; write {plain}ms or {plain}s")
-        value *= TIME_UNITS[unit or "s"]
+        value *= SECONDS_PER_SUFFIX[unit or "s"]
         if not 0 < value <= MAX_NUMBER:
             raise InputError(
                 f"{name}: got {str(given)[:40]!r}; expected a time above 0 with its unit, such as "

@@ -57,7 +57,7 @@ class Journal(Generic[T]):
     conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def resume_locked(self) -> Iterator[None]:
         """Resume from the file, and lock it while the block runs.
 
         Raises

@@ -337,7 +337,7 @@ def _measure_machine(inputs: Inputs) -> Result[Row]:
     in_use = devices.context_memory(where)
     samples = out.with_suffix(".samples.jsonl")
     log = Log(samples, devices.header(found, quick))
-    with log.held():
+    with log.resume_locked():
         if log.done:
             print_note(f"continuing after {len(log.done)} finished units of measurements")
         try:

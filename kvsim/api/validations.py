@@ -217,7 +217,7 @@ def _compare_times(
     profile = sha256(f"{hardware} {stack}".encode()).hexdigest()
     about = {"device": here.name, "profile": profile, "kvsim": __version__}
     kept = keep_points(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
-    with kept.held():
+    with kept.resume_locked():
         if kept.done:
             print_note(f"continuing after {len(kept.done)} that {kept.path} holds")
         whole = False
@@ -350,7 +350,7 @@ def validate_layers(inputs: Inputs) -> Result[Any]:
     so_far, losses, plan = None, None, None
     if inputs.out is not None:
         so_far = keep_losses(Path(inputs.out), {**about, "sizes": sizes, "group": group})
-    with so_far.held() if so_far else nullcontext():
+    with so_far.resume_locked() if so_far else nullcontext():
         if so_far and so_far.done:
             print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
         for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):

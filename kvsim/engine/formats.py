@@ -6,7 +6,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Number
 
 FP16_BYTES = 2.0  # bytes of an fp16 number [B]
-SCALES = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
+SCALE_BITS = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
 UNGROUPED = 2.0**60  # quantised, with scales that are counted elsewhere
 
 
@@ -30,7 +30,7 @@ def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
     .. [1] Z. Liu et al., "KIVI", ICML 2024, section 3: asymmetric min-max groups,
        https://arxiv.org/abs/2402.02750
     """
-    return (bits + SCALES / group) / 8
+    return (bits + SCALE_BITS / group) / 8
 
 
 def compression_ratio(
@@ -339,7 +339,7 @@ class Format:
         tuple[Number, Number]
             Bytes of keys and of values. [B]
         """
-        scales = self._groups(tokens) * SCALES / 8 if self.bits < 16 else 0.0
+        scales = self._groups(tokens) * SCALE_BITS / 8 if self.bits < 16 else 0.0
         return k_width * (tokens * self.bits / 8 + scales), v_width * tokens * self.v_number
 
     def tail_bytes(self, k_width: float, v_width: float) -> float:

@@ -12,7 +12,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 FAR_OFF = 0.05  # log of predicted over measured beyond which a row counts less, if not smooth
-UNSEEN = 1e-7  # share of the most that rows see of any direction, below which they do not see it
+SINGULAR_SHARE = 1e-7  # of the largest singular value, below which rows do not see a direction
 BLIND = 0.5  # relative uncertainty above which rows do not tell a number
 
 
@@ -251,7 +251,7 @@ def _uncertainty(
         return errors, ()
     _, singular, directions = np.linalg.svd(jacobian[:, sensitive], full_matrices=False)
     # a direction that no row sees is not known at all: a pseudo-inverse would call it certain
-    weights = directions / np.maximum(singular, UNSEEN * singular.max())[:, None]
+    weights = directions / np.maximum(singular, SINGULAR_SHARE * singular.max())[:, None]
     covariance = weights.T @ weights
     deviation = np.sqrt(np.diag(covariance))
     for name, error, width in zip(seen, deviation, slopes[sensitive], strict=True):

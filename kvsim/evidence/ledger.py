@@ -68,7 +68,7 @@ WEIGHTS = {"engine": 4.1, "technique": 2.0, "kind": 1.5, "prefill": 0.6, "device
 WEIGHTS |= {"load": 10.5, "weights": 4.1, "experts": 0.22, "gpus": 0.6, "model": 4.1}
 MECHANISMS = tuple(WEIGHTS)
 WEIGHTS |= {"most rows": 12.0, "own": 0.3, "unseen": 0.13, "rerun": 0.02}
-NEIGHBOURS = ("engine", "device", "model")
+RUN_IDENTITY = ("engine", "device", "model")
 """An answer is like measured runs where one entry shares all of these."""
 TAIL = 0.1  # share of the errors of like rows below and above an interval
 NORMAL_QUANTILES = np.array(
@@ -472,7 +472,7 @@ def error_range(
     far = apart @ np.array([weights[name] for name in MECHANISMS])
     weight = np.exp(far.min() - far) * np.minimum(rows, weights["most rows"])
     low, high = weighted_range(*errors, weight, weights["own"])
-    alike = apart[:, [MECHANISMS.index(name) for name in NEIGHBOURS]].sum(axis=1) == 0
+    alike = apart[:, [MECHANISMS.index(name) for name in RUN_IDENTITY]].sum(axis=1) == 0
     unseen = weights["rerun" if alike.any() else "unseen"]
     return -hypot(min(low, 0.0), unseen), hypot(max(high, 0.0), unseen)
 

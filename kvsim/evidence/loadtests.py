@@ -41,7 +41,7 @@ HOST_PARAMETERS = (
 HOST_TIMES = tuple(p.name for p in HOST_PARAMETERS)
 START_FACTORS = (0.5, 1.5)  # times each first guess: work that is hidden tells nothing of itself
 NOTHING = 1e-12  # [s]
-FASTEST = 0.5  # of the least time per token that the hardware's full rates allow
+IMPOSSIBLE_SHARE = 0.5  # of the least time per token that the hardware's full rates allow
 SHORT = 16  # tokens of the sequence that this time is of
 
 PRECISIONS = {
@@ -319,7 +319,7 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         prefill[chosen] = makespan(reading, d)
         own = replace(d, stack=stack.for_gpu(device))
         issued[chosen] = issue_seconds(own, reading.groups, prompt)
-        around[chosen] = own.stack.server.around(prompt)
+        around[chosen] = own.stack.server.request_overhead(prompt)
     asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
     return Kernels(step, prefill, issued, running, asked, generate, around, stack.time.sync)
 
@@ -353,7 +353,7 @@ def check_possible(
     """
     ideal = replace(deployment, stack=load_stack("ideal"))
     least = float(Prediction(technique, ideal, np.ones(1), SHORT, SHORT).tpot_s[0])
-    if per_token < FASTEST * least:
+    if per_token < IMPOSSIBLE_SHARE * least:
         raise InputError(
             f"{where}: {1e3 * per_token:.3g} ms per token, where {deployment.hardware.name} needs "
             f"{1e3 * least:.3g} ms or more for {deployment.model.name}; correct the model, GPU, "

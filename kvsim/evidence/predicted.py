@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from kvsim.engine.formats import (
-    SCALES,
+    SCALE_BITS,
     compression_ratio,
     mixed_bits,
     mixed_parameters,
@@ -200,7 +200,7 @@ def _compression(row: PublishedRow, deployment: Deployment) -> float:
     width, batch = float(row.options.get("width", deployment.model.k_width)), float(row.batch or 1)
     if row.technique == "kivi":
         window = given["residual"] / row.prompt
-        return float(16 / (mixed_bits(window, 16, given["bits"]) + SCALES / given["group"]))
+        return float(16 / (mixed_bits(window, 16, given["bits"]) + SCALE_BITS / given["group"]))
     if "salient" not in given:
         return _kv_bytes(row, deployment, "full") / _kv_bytes(row, deployment, row.settings)
     bits = mixed_bits(given["salient"], given["high"], given["low"])

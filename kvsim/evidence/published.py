@@ -129,7 +129,7 @@ PAPER_COLUMNS = (
     "note",
 )
 RUNS = (".json", ".jsonl", ".parquet")  # how files of serving runs end
-USES = ("fit", "check", "anomaly")
+ROW_USES = ("fit", "check", "anomaly")
 RUN_OPTIONS = ("baseline", "weights", "tp", "width", "op")
 """Keys of ``params`` that are not settings of the technique: the technique a speedup is over,
 weight format, tensor-parallel GPUs, the numbers per token of a ratio's closed form, and the op of
@@ -271,7 +271,7 @@ def _row(where: str, given: Mapping[str, str]) -> "PublishedRow":
     settings = given["technique"] + "".join(
         f"{',' if i else ':'}{k}={v}" for i, (k, v) in enumerate(params.items())
     )
-    for column, known in (("metric", METRICS), ("use", USES)):
+    for column, known in (("metric", METRICS), ("use", ROW_USES)):
         if given[column] not in known:
             raise unknown(f"{column} in {where}:", given[column], known)
     if given["metric"] == "speedup" and "baseline" not in options:
@@ -335,7 +335,7 @@ def _positive(where: str, text: str, metric: str) -> float:
 METRIC_KINDS = dict.fromkeys(("step_ms", "decode_latency_s", "decode_tok_s", "speedup"), "decode")
 METRIC_KINDS |= {"prefill_ms": "prefill", "peak_gib": "memory"}
 # ranges of contexts with errors of their own [tokens]
-LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
+CONTEXT_RANGES = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
 
 def summarise_mechanisms(
@@ -377,7 +377,7 @@ def mechanisms(row: "PublishedRow") -> tuple[tuple[str, str], ...]:
         Pairs of a kind and a group: its range of contexts, its grouping of heads, its technique.
     """
     grouped = row.deployment().model.queries_per_kv > 1
-    length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
+    length = next(i for i, (low, high) in enumerate(CONTEXT_RANGES) if low <= row.prompt < high)
     return (
         ("context", ("below 2k", "2k to 16k", "above 16k")[length]),
         ("heads", "grouped heads" if grouped else "one query per KV head"),

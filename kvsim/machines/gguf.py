@@ -317,8 +317,8 @@ class _Rules:
             "q3_k_l": "q5_k",
             "iq4_nl": "q5_k" if grouped else "",
             "iq4_xs": "q5_k" if grouped else "",
-            "q4_k_m": "q6_k" if _wider(index, attending) else "",
-            "q5_k_m": "q6_k" if _wider(index, attending) else "",
+            "q4_k_m": "q6_k" if _has_more_bits(index, attending) else "",
+            "q5_k_m": "q6_k" if _has_more_bits(index, attending) else "",
             "q4_k_s": "q5_k" if index < 4 else "",
         }.get(file, "")
         largest = m.layers == 80 and not m.experts and m.queries_per_kv > 1  # "70B" to llama.cpp
@@ -332,14 +332,14 @@ class _Rules:
             return wide if first else ""
         early = {"q2_k_s": "q4_k", "iq3_m": "q4_k", "q4_k_s": "q5_k"}
         if file in early:
-            more = file == "iq3_m" and self.model.experts == 8 and _wider(index, layers)
+            more = file == "iq3_m" and self.model.experts == 8 and _has_more_bits(index, layers)
             return early[file] if first or more else ""
         return {
             "q2_k": "q3_k",
             "q3_k_m": "q5_k" if index < layers // 16 else "q4_k",
             "q3_k_l": "q5_k",
-            "q4_k_m": "q6_k" if _wider(index, layers) else "",
-            "q5_k_m": "q6_k" if _wider(index, layers) else "",
+            "q4_k_m": "q6_k" if _has_more_bits(index, layers) else "",
+            "q5_k_m": "q6_k" if _has_more_bits(index, layers) else "",
         }.get(file, "")
 
     def _up(self, index: int) -> str:
@@ -359,7 +359,7 @@ class _Rules:
         return wider.get(file, "")
 
 
-def _wider(index: int, layers: int) -> bool:
+def _has_more_bits(index: int, layers: int) -> bool:
     """Whether a layer has more bits: the first and last eighths, and every third in between."""
     eighth = layers // 8
     return index < eighth or index >= 7 * layers // 8 or (index - eighth) % 3 == 2

@@ -155,7 +155,7 @@ class ServerWork:
     first: Seconds = 0.0
     tokenise: Seconds = 0.0
 
-    def around(self, prompt: Number) -> Number:
+    def request_overhead(self, prompt: Number) -> Number:
         """Compute the time that a request spends outside the engine, up to its first token.
 
         Parameters

@@ -58,8 +58,8 @@ UNSPACED = re.compile(
     r"(?i:(?<=\brtx)(?=[a-z])|(?<=\bnvidia)(?=[a-z\d]))"
 )
 """Between the words of InstinctMI50, JetsonAGXOrin, M4Max and RTXA5000."""
-ENDINGS = ("ti", "super", "pcie", "nvl", "ada", "max", "ultra")
-GLUED = re.compile(rf"([a-z]{{2,}})(\d.*)|(.*\d)({'|'.join(ENDINGS)}|sxm\d?)")
+NAME_ENDINGS = ("ti", "super", "pcie", "nvl", "ada", "max", "ultra")
+GLUED = re.compile(rf"([a-z]{{2,}})(\d.*)|(.*\d)({'|'.join(NAME_ENDINGS)}|sxm\d?)")
 MAKERS = {
     "nvidia",
     "amd",
@@ -195,7 +195,7 @@ def _split(text: str) -> tuple[frozenset[str], str]:
         pieces = [given[several.end() :] if several is not None else given]
         while (glued := GLUED.fullmatch(pieces[-1])) is not None and glued[0] not in MAKERS:
             pieces[-1:] = [part for part in glued.groups() if part]
-            if pieces[-1] in ENDINGS or "sxm" in pieces[-1]:
+            if pieces[-1] in NAME_ENDINGS or "sxm" in pieces[-1]:
                 break
         found |= {re.sub(r"^sxm\d$", "sxm", part) for part in pieces if part not in MAKERS}
     return frozenset(found - {""}), "" if count == "1" else count
@@ -612,7 +612,7 @@ def _loaded(
 ) -> Stack:
     profile = _extended(file, "stack", (), {} if bases is None else bases)
     if over is not None:  # of a version: what it has otherwise, on every card
-        profile = replace(_over(profile, over), lists=profile.lists)
+        profile = replace(_merge_profiles(profile, over), lists=profile.lists)
     stated = profile.numbers | profile.flags
     return _stating(
         Stack(
@@ -757,10 +757,10 @@ def _extended(
         found = _find(kind, name, _folder() if kind == "GPU" else _folder() / "stacks")
         bases[name] = _extended(found, kind, (*below, name), bases)
     base = bases[name]
-    return _over(base, own)
+    return _merge_profiles(base, own)
 
 
-def _over(base: Profile, own: Profile) -> Profile:
+def _merge_profiles(base: Profile, own: Profile) -> Profile:
     """Entries over those below; texts, lists, prices and what a fit may change are its own.
 
     A card that states its fp16 rate has no rate of the other's: they come as a set.

@@ -128,7 +128,7 @@ def _lines() -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in map(json.loads, text.splitlines())}
 
 
-SEPARATORS = re.compile(r"[\s_\-:/@,()+]+")
+WORD_SEPARATORS = re.compile(r"[\s_\-:/@,()+]+")
 PREFIX = re.compile(
     r"^(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com/library|"
     r"ollama\.com|openrouter\.ai)/|^(?:ollama|library|hf|models)/"
@@ -360,7 +360,7 @@ def split_words(text: str) -> tuple[str, ...]:
         Name of a model without its owner.
     """
     found: list[str] = []
-    for piece in SEPARATORS.split(re.sub(r"(?<=\d)p(?=\d)", ".", text.strip().lower())):
+    for piece in WORD_SEPARATORS.split(re.sub(r"(?<=\d)p(?=\d)", ".", text.strip().lower())):
         pieces = [piece]
         while (glued := GLUED_WORDS.fullmatch(pieces[-1])) is not None:
             pieces[-1:] = [part for part in glued.groups() if part]

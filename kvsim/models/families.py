@@ -395,15 +395,15 @@ def jamba(fields: Fields) -> FamilyFields:
     layers = range(fields.integer("num_hidden_layers"))
     found: FamilyFields = {
         "recurrence": state,
-        "mixers": _attention_where(_turns(fields, "attn", layers)),
+        "mixers": _attention_where(_periodic_layers(fields, "attn", layers)),
     }
     if fields.integer("num_experts") == 1:
         return found
     experts = _experts(fields, width="intermediate_size")
-    return found | experts | {"routed": _turns(fields, "expert", layers)}
+    return found | experts | {"routed": _periodic_layers(fields, "expert", layers)}
 
 
-def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
+def _periodic_layers(fields: Fields, what: str, layers: range) -> list[bool]:
     """Indices of layers at a fixed interval."""
     period = fields.integer(f"{what}_layer_period")
     offset = fields.integer(f"{what}_layer_offset", low=0, high=period - 1)

@@ -26,7 +26,7 @@ from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 
 POOL_BLOCK_TOKENS = 16
-ROUNDING = 1e-6  # tokens that a mean over layers may be above a whole number
+TOKEN_ROUNDING = 1e-6  # tokens that a mean over layers may be above a whole number
 MAX_PROMPT = 2**24  # prompt beyond which no question is expected [tokens]
 
 
@@ -101,7 +101,7 @@ def pool(
     usable, beside = share * deployment.hardware.gpu_memory, one - parts * each
     free = max(0.0, left_for_caches(deployment, usable, beside, weights_bytes(both[0])))
     share_kept = technique.kept_share(deployment, _last_point(parts, prompt, generate))
-    kept = max(1, ceil(float(np.max(share_kept)) * length - ROUNDING))
+    kept = max(1, ceil(float(np.max(share_kept)) * length - TOKEN_ROUNDING))
     tokens = int(free / each * kept) if each > 0 else 0
     return KvPool(share, free, tokens, length, kept)
 

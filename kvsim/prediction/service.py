@@ -74,7 +74,7 @@ class Service(Prediction):
     @property
     def ttft_s(self) -> Array:
         """Time to the first token of a request that can start at once. [s]"""
-        around = self.deployment.stack.server.around(self.prompt)
+        around = self.deployment.stack.server.request_overhead(self.prompt)
         return self.round_s + self.prefill_s + around
 
     @property

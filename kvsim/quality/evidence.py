@@ -220,7 +220,7 @@ def _bound_kind(own: Sequence[Pooled], others: Sequence[Pooled]) -> LossBound | 
     """The upper end of one kind."""
     if not own and len(others) < LEAST_OTHERS:
         return None
-    prior = _between(others) if len(others) >= LEAST_OTHERS else None
+    prior = _pool_others(others) if len(others) >= LEAST_OTHERS else None
     used = [*own, *(others if prior else ())]
     if own:
         loss, variance = own[0].loss, own[0].error ** 2
@@ -246,7 +246,7 @@ def _bound_kind(own: Sequence[Pooled], others: Sequence[Pooled]) -> LossBound | 
     )
 
 
-def _between(others: Sequence[Pooled]) -> tuple[float, float]:
+def _pool_others(others: Sequence[Pooled]) -> tuple[float, float]:
     """Mean loss of other models, and the variance of a further one's [#f1]_.
 
     References

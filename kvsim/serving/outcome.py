@@ -84,7 +84,7 @@ class Outcome:
     def _around_s(self) -> Array:
         """What each request spends outside the engine, in its server and client. (n,) [s]"""
         server = self.run.costs.deployment.stack.server
-        return np.asarray(server.around(self.run.requests.prompt.astype(float)))
+        return np.asarray(server.request_overhead(self.run.requests.prompt.astype(float)))
 
     @property
     def ttft_s(self) -> Array:

@@ -218,7 +218,7 @@ def turn_records(requests: Requests, server: ServerWork) -> tuple[Records[Turn],
     count = len(requests) if requests.depends else 0
     turns = make(Turn, count, next=NO_INDEX, sibling=NO_INDEX, abort_after=np.inf)
     if count and requests.abort_after is not None:
-        around = server.around(requests.prompt.astype(float))
+        around = server.request_overhead(requests.prompt.astype(float))
         turns.abort_after = np.maximum(requests.abort_after - around, 0.0)
     if count and requests.parent is not None:
         turns.think = 0.0 if requests.think is None else requests.think

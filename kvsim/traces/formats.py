@@ -1,6 +1,6 @@
 """The trace formats: the columns that hold arrivals and lengths in each.
 
-The reader follows a format's row of ``FORMATS`` and nothing else.
+The reader follows a format's row of ``TRACE_FORMATS`` and nothing else.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -227,7 +227,7 @@ _FORMATS = (
         "vidur", "arrived_at", "s", "num_prefill_tokens", "num_decode_tokens", arrives=False
     ),
 )
-FORMATS = {x.name: x for x in _FORMATS}
+TRACE_FORMATS = {x.name: x for x in _FORMATS}
 GENERIC = "columns"  # the format that the user describes by naming columns
 COLUMN_ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
 
@@ -255,16 +255,16 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> TraceFormat
         If no format fits, or the wanted one lacks a column.
     """
     if wanted:
-        if wanted not in FORMATS:
-            raise unknown("trace format", wanted, FORMATS)
-        return _in_file(file, columns, FORMATS[wanted])
-    fitting = [x for x in FORMATS.values() if _fits(columns, x)]
+        if wanted not in TRACE_FORMATS:
+            raise unknown("trace format", wanted, TRACE_FORMATS)
+        return _in_file(file, columns, TRACE_FORMATS[wanted])
+    fitting = [x for x in TRACE_FORMATS.values() if _fits(columns, x)]
     if not fitting:
         found = ", ".join(map(repr, list(columns)[:8])) or "none"
         raise InputError(
             f"{file}, line 1: columns {found} are of no known trace format; name them with "
             "--columns arrival=..,prompt=..,generate=.. or the format with --format "
-            f"({', '.join(FORMATS)})"
+            f"({', '.join(TRACE_FORMATS)})"
         )
     return _in_file(file, columns, max(fitting, key=lambda x: len(x.marks)))
 

@@ -17,7 +17,7 @@ from kvsim.files import check_target, replacing
 from kvsim.frozen import frozen
 from kvsim.traces import formats
 from kvsim.traces.containers import BLOCK_KEY, column_names, row_chunks, stated_block_tokens
-from kvsim.traces.formats import FORMATS, SECONDS_PER_UNIT, TraceFormat
+from kvsim.traces.formats import SECONDS_PER_UNIT, TRACE_FORMATS, TraceFormat
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.rules import LONGEST_TIME, LeftOut, RowChunk, RowPolicy, TraceColumn
 from kvsim.traces.source import Source, find
@@ -33,7 +33,7 @@ class ReadOptions:
     Attributes
     ----------
     format
-        A name from `formats.FORMATS`; empty: from the columns.
+        A name from `formats.TRACE_FORMATS`; empty: from the columns.
     columns
         Column of each role (arrival, prompt, generate, blocks, and those of `CONDUCT_DEFAULTS`),
         for files of no known format.
@@ -437,11 +437,11 @@ def _layout(source: Source, options: ReadOptions) -> TraceFormat:
     return layout
 
 
-ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+TRACE_ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 PIECE_ROWS = 1 << 17  # requests per piece
 
 
-def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
+def check_ending(path: Path, endings: tuple[str, ...] = TRACE_ENDINGS) -> None:
     """Check that a file name has the extension of a writable format.
 
     Parameters
@@ -490,7 +490,7 @@ def write(path: Path, requests: Requests) -> None:
         write_parquet(path, pieces(requests), requests.block_tokens, further=tuple(own))
         return
     kind = "jsonl" if ".jsonl" in path.name else "csv"
-    holds = FORMATS["mooncake"].block_tokens if kind == "jsonl" else 0
+    holds = TRACE_FORMATS["mooncake"].block_tokens if kind == "jsonl" else 0
     if requests.block_tokens not in (0, holds):
         what = f"only blocks of {holds} tokens" if holds else "no prefix blocks"
         raise InputError(
@@ -529,7 +529,7 @@ def pieces(requests: Requests) -> Iterator[TracePart]:
 
 def _conduct(requests: Requests) -> Conduct:
     """Columns on turns, classes and aborts, by their names in kvsim's own format."""
-    found = {name: getattr(requests, role) for role, name in FORMATS["kvsim"].conduct}
+    found = {name: getattr(requests, role) for role, name in TRACE_FORMATS["kvsim"].conduct}
     return {name: column for name, column in found.items() if column is not None}
 
 
@@ -563,7 +563,7 @@ def write_parquet(
     import pyarrow as pa
     from pyarrow import parquet
 
-    own = FORMATS["kvsim"]
+    own = TRACE_FORMATS["kvsim"]
     names = [own.arrival, own.prompt, own.generate]
     kinds: list[object] = [pa.float64(), pa.int64(), pa.int64()]
     if block_tokens:
@@ -586,7 +586,7 @@ def write_parquet(
 
 
 def _header(further: Iterable[str]) -> str:
-    own = FORMATS["kvsim"]
+    own = TRACE_FORMATS["kvsim"]
     return ",".join([own.arrival, own.prompt, own.generate, *further]) + "\n"
 
 

@@ -718,7 +718,7 @@ DURATIONS = (1e-3, 1e9)
 SIGMA = Setting(0.8, 0.0, 5.0)
 UNIT_RANGE = (0.0, 1.0)
 
-ARRIVALS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
+ARRIVAL_SETTINGS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
     "poisson": (Steady, {}),
     "gamma": (Steady, {"cv": Setting(2.0, 0.0, 100.0)}),
     "onoff": (OnOff, {"on": Setting(10.0, *DURATIONS), "off": Setting(30.0, *DURATIONS), "cv": CV}),
@@ -727,7 +727,7 @@ ARRIVALS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
         {"amplitude": Setting(0.5, *UNIT_RANGE), "period": Setting(86400.0, *DURATIONS), "cv": CV},
     ),
 }
-LENGTHS: dict[str, dict[str, Setting]] = {
+LENGTH_SETTINGS: dict[str, dict[str, Setting]] = {
     "lognormal": {
         "prompt": Setting(1024.0, 1.0, LONGEST_REQUEST),
         "prompt_sigma": SIGMA,
@@ -736,7 +736,7 @@ LENGTHS: dict[str, dict[str, Setting]] = {
         "correlation": Setting(0.0, -1.0, 1.0),
     }
 }
-PREFIXES: dict[str, dict[str, Setting]] = {
+PREFIX_SETTINGS: dict[str, dict[str, Setting]] = {
     "reuse": {
         "share": Setting(0.7, *UNIT_RANGE),
         "depth": Setting(0.5, *UNIT_RANGE),
@@ -754,8 +754,9 @@ def parse_arrivals(text: str) -> Arrivals:
     text
         The text.
     """
-    name, values = _parse("arrivals", text, {name: keys for name, (_, keys) in ARRIVALS.items()})
-    return ARRIVALS[name][0](**values)
+    known = {name: settings for name, (_, settings) in ARRIVAL_SETTINGS.items()}
+    name, values = _parse("arrivals", text, known)
+    return ARRIVAL_SETTINGS[name][0](**values)
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -770,7 +771,7 @@ def parse_lengths(text: str) -> Lengths:
         from kvsim.traces.read import load
 
         return fit_lengths(load(text.removeprefix(FROM_FILE)).requests)
-    _, values = _parse("lengths", text, LENGTHS, f"or {FROM_FILE}FILE")
+    _, values = _parse("lengths", text, LENGTH_SETTINGS, f"or {FROM_FILE}FILE")
     return Lengths(
         Lognormal(values["prompt"], values["prompt_sigma"]),
         Lognormal(values["generate"], values["generate_sigma"]),
@@ -786,7 +787,7 @@ def parse_prefixes(text: str) -> Prefixes:
     text
         As ``reuse:share=..,depth=..``.
     """
-    _, values = _parse("prefixes", text, PREFIXES)
+    _, values = _parse("prefixes", text, PREFIX_SETTINGS)
     return reuse(int(values["block"]), values["share"], values["depth"], values["distance"])
 
 

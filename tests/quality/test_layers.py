@@ -253,9 +253,12 @@ def test_a_journal_resumes_wherever_its_file_was_cut(tmp_path: Path) -> None:
 def test_a_journal_has_one_run_at_a_time(tmp_path: Path) -> None:
     about = {"model": "one"}
     first, other = (keep_losses(tmp_path / "out", about | more) for more in ({}, {"model": "b"}))
-    with first.held():
+    with first.resume_locked():
         first.append("one", [np.ones(1)])
-        with pytest.raises(InputError, match="another kvsim process is writing"), other.held():
+        with (
+            pytest.raises(InputError, match="another kvsim process is writing"),
+            other.resume_locked(),
+        ):
             pass
     assert list(keep_losses(tmp_path / "out", about).resume().done) == ["one"]
 

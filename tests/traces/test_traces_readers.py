@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import InputError
 from kvsim.traces import containers, source
-from kvsim.traces.formats import FORMATS
+from kvsim.traces.formats import TRACE_FORMATS
 from kvsim.traces.read import ReadOptions, Trace, load, unit_changes, write
 from tests.support.places import SHARED
 from tests.support.traces import (
@@ -58,14 +58,14 @@ def test_formats_are_recognised_and_read(case: str, packing: str, tmp_path: Path
     assert trace.notes == ()
     same(trace, [1000, 1500, 7, 90000] if case == "mooncake" else PROMPT)
     if format in ("mooncake", "bailian"):
-        assert trace.requests.block_tokens == FORMATS[format].block_tokens
+        assert trace.requests.block_tokens == TRACE_FORMATS[format].block_tokens
         assert [ids.tolist() for ids in trace.requests.blocks()] == [[0, 1], [0, 1, 2], [], [3]]
     same(read(tmp_path, data, format=format), trace.requests.prompt.tolist())
 
 
 def test_every_format_has_a_file_here_and_a_source() -> None:
     tried = {format for format, _ in TRACE_FILES.values()}
-    assert set(FORMATS) - tried == {"kvsim", "sharegpt"}  # tested below and with the writer
+    assert set(TRACE_FORMATS) - tried == {"kvsim", "sharegpt"}  # tested below and with the writer
 
 
 @pytest.mark.parametrize("arrow", [True, False])
@@ -94,7 +94,7 @@ def test_fast_and_slow_json_agree(values: list[tuple[Any, Any, Any]]) -> None:
     """Where Arrow takes a block at all, every value is what the row-by-row reader finds."""
     names = ("timestamp", "input_length", "output_length")
     block = jsonl([dict(zip(names, row, strict=True)) for row in values])
-    layout = FORMATS["mooncake"]
+    layout = TRACE_FORMATS["mooncake"]
     from kvsim.traces.formats import choose
 
     chosen = choose("x", [*names], "mooncake")

@@ -351,10 +351,10 @@ def _line(layers: Array, rest: Array) -> dict[str, tuple[float, float]]:
     sides = np.stack([np.ones_like(layers), layers], 1)
     scale = 1.4826 * float(np.median(np.abs(rest - np.median(rest)))) or 1e-9
 
-    def off(found: Array) -> Array:
+    def scaled_residuals(found: Array) -> Array:
         return (sides @ found * 1e-3 - rest) / scale  # in thousandths of a second
 
-    best = least_squares(off, (0.1, 0.1), bounds=(0.0, np.inf), loss="soft_l1")
+    best = least_squares(scaled_residuals, (0.1, 0.1), bounds=(0.0, np.inf), loss="soft_l1")
     residuals = sides @ best.x * 1e-3 - rest
     spare = max(len(rest) - 2, 1)
     variance = len(rest) / spare * (1.4826 * float(np.median(np.abs(residuals)))) ** 2

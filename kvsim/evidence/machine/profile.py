@@ -11,6 +11,7 @@ from kvsim.files import toml_lines
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.machines.schema import LINK_NAMES
 
 FORMS = ("pcie", "nvl", "ada")  # words that distinguish cards of one model number
 SIMILAR_RATIO = (0.7, 1.4)  # memory over the profile's, within which a card may be the same
@@ -107,8 +108,7 @@ def shortfalls(found: Mapping[str, Known], hardware: Hardware | None) -> list[st
 
 
 BASE = "kvsim"  # the stack that a calibrated one extends
-LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")
-UNSEEN = "held-out error not measured yet; kvsim validate --gpu with this profile measures it"
+UNVALIDATED = "held-out error not measured yet; kvsim validate --gpu with this profile measures it"
 
 
 @frozen
@@ -165,7 +165,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
     return numbers_text(head, numbers, sources)
 
 
-def stack_text(found: Calibration, machine: Machine, today: str, error: str = UNSEEN) -> str:
+def stack_text(found: Calibration, machine: Machine, today: str, error: str = UNVALIDATED) -> str:
     """Format calibrated software as a TOML stack that extends the shipped stack ``kvsim``.
 
     Parameters

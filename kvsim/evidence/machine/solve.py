@@ -98,7 +98,7 @@ def with_rates(hardware: Hardware, numbers: Mapping[str, float]) -> Hardware:
 
 
 MAX_CERTAIN_ERROR = 0.05 / 3  # relative standard error up to which samples tell a number
-UNTOLD = 10.0  # relative error of numbers of which samples tell nothing alone
+UNDETERMINED = 10.0  # relative error of numbers of which samples tell nothing alone
 RUNS_BENCHMARK = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
@@ -295,7 +295,7 @@ class Solver:
         while True:
             fits = [fit_ratio(predict, measured, start, robust=True) for start in _starts(free)]
             fit = min(fits, key=lambda f: float(np.sum(np.hypot(1, f.residuals / FAR_OFF))))
-            untold = {key for key, error in fit.errors.items() if error > UNTOLD * fit.values[key]}
+            untold = {k for k, error in fit.errors.items() if error > UNDETERMINED * fit.values[k]}
             pairs = [pair for pair in fit.confused if untold.issuperset(pair)]
             if not pairs:
                 break

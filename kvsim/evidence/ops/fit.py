@@ -39,7 +39,7 @@ SORTED_OUT = 0.5
 """Share of a copy's traffic where it is for another GPU's expert: 0.3 to 0.7 fit rows of experts
 spread over GPUs alike (aic-core-0.12.0)."""
 
-WEIGHTS = {"mxfp8": "mxfp4"}  # formats of rows that say more than how weights are stored
+STORED_FORMATS = {"mxfp8": "mxfp4"}  # formats of rows that say more than how weights are stored
 CACHE_FORMATS = {"fp16": Format(), "fp8": Format(8)}
 
 
@@ -111,7 +111,7 @@ def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     d = _deployment(
         hardware,
         stack,
-        WEIGHTS.get(rows.dtype, rows.dtype),
+        STORED_FORMATS.get(rows.dtype, rows.dtype),
         hidden=s["hidden"],
         expert_ffn=s["expert_ffn"] / s["tp"],
         experts=s["experts"] / s["ep"],

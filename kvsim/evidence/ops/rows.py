@@ -56,7 +56,7 @@ BYTES_PER_NUMBER = {"fp16": 2.0} | dict.fromkeys(("fp8", "fp8-block", "int8"), 1
 BYTES_PER_NUMBER |= dict.fromkeys(("int4", "nvfp4", "mxfp4", "mxfp8"), 0.5)
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
-MAY_BE_ZERO = {"context", "decodes", "decode_context"}  # may be 0
+SIZES_FROM_ZERO = {"context", "decodes", "decode_context"}  # may be 0
 
 
 Group = dict[tuple[float, ...], tuple[float, str, str]]
@@ -251,7 +251,7 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
         if name not in row:
             return f"without a column {name}"
         value = _number(row[name])
-        if value is None or value != int(value) or value < (0 if name in MAY_BE_ZERO else 1):
+        if value is None or value != int(value) or value < (0 if name in SIZES_FROM_ZERO else 1):
             return f"whose {name} is no whole number"
         if value > 1e12:
             return f"whose {name} is absurdly large"
