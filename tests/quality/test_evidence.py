@@ -12,8 +12,8 @@ from kvsim.quality.evidence import (
     UPPER,
     Evidence,
     Pooled,
-    _between,
     _bound_kind,
+    _pool_others,
     _score,
     attention_kind,
     combine,
@@ -152,7 +152,7 @@ def pooled(loss: float, error: float) -> Pooled:
 def test_losses_of_other_models_are_a_prior_for_the_own() -> None:
     """Equal errors: the spread between models is their variance less that of a measurement."""
     losses, error = np.array([0.01, 0.03, 0.08, 0.02]), 0.01
-    mean, spread = _between([pooled(x, error) for x in losses])
+    mean, spread = _pool_others([pooled(x, error) for x in losses])
     assert mean == pytest.approx(losses.mean())
     between = losses.var(ddof=1) - error**2
     assert spread == pytest.approx(between + losses.var(ddof=1) / 4, rel=1e-3)
@@ -180,7 +180,7 @@ def test_errors_of_scores_are_those_of_shares() -> None:
             assert row.error == pytest.approx(spread / row.questions**0.5 / base)
 
 
-def test_other_models_of_a_kind_count_with_the_spread_between_them() -> None:
+def test_other_models_of_a_kind_count_with_the_spread_pool_others_them() -> None:
     found = judged("kivi:bits=2,group=32", "qwen2.5-7b")
     losses = [
         r.loss for r in published() if r.setting.kind == "kivi" and r.setting.numbers["bits"] == 2
