@@ -96,7 +96,8 @@ def gemm(
     bias = FP16_BYTES * outputs if deployment.shard.biased(name) else 0.0
     kernel = deployment.stack.kernel(stored.kernel)
     read = inputs * kernel.input_passes
-    moved = stored.bytes(inputs, outputs) + bias + FP16_BYTES * tokens * (read + outputs)
+    passes = deployment.weight_passes(stored, tokens)
+    moved = passes * stored.bytes(inputs, outputs) + bias + FP16_BYTES * tokens * (read + outputs)
     return Op(
         name,
         kernel=stored.kernel,
@@ -106,7 +107,7 @@ def gemm(
         columns=outputs,
         dtype=deployment.product_dtype(stored),
         chain=kernel.walk * inputs,
-        fixed=unpacking(deployment, stored, inputs * outputs, tokens)
+        fixed=unpacking(deployment, stored, passes * inputs * outputs, tokens)
         + quantising(deployment, stored, tokens * inputs),
         after=after,
     )

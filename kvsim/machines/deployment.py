@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
+from kvsim.graph import Number
 from kvsim.machines import gguf
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
 from kvsim.machines.parallel import TP_DEGREES, Parallelism, busiest
@@ -380,7 +381,7 @@ class Deployment:
             return {}
         found = gguf.stored_matrices(self.model, self.weights)
         blocks = {name: _in_blocks(each.bits, each.unpack) for name, each in found.items()}
-        if self.stack.weights.int8_products and not self._multiplies_int8:
+        if self._on_metal:
             return {name: replace(each, kernel="gemm") for name, each in blocks.items()}
         return blocks
 
@@ -388,6 +389,23 @@ class Deployment:
     def _multiplies_int8(self) -> bool:
         """Whether packed weights are multiplied as integers; Apple's GPUs widen them instead."""
         return self.stack.weights.int8_products and "int8" in self.hardware.flops
+
+    @property
+    def _on_metal(self) -> bool:
+        return self.stack.weights.int8_products and not self._multiplies_int8
+
+    def weight_passes(self, stored: WeightFormat, rows: Number) -> Number:
+        """Return how often a product reads its weights: once, but for few rows on Apple's GPUs.
+
+        Parameters
+        ----------
+        stored
+            Storage format of the weights.
+        rows
+            Rows of the product. [tokens]
+        """
+        packed = stored.bits < 16 and self.weights in gguf.BASES
+        return gguf.weight_passes_on_metal(self.weights, rows) if packed and self._on_metal else 1.0
 
     def stored(self, matrix: str) -> WeightFormat:
         """Return how a weight matrix is stored.

@@ -12,8 +12,11 @@ References
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
+
 from kvsim.errors import unknown
 from kvsim.frozen import frozen
+from kvsim.graph import Number
 from kvsim.models.model import LayerShape, Model
 
 
@@ -151,6 +154,34 @@ def check_type(name: str) -> str:
     if plain not in BASES:
         raise unknown("GGUF type", name, BASES, "types are those of llama-quantize")
     return plain
+
+
+def weight_passes_on_metal(file: str, rows: Number) -> Number:
+    """Return how often a product of a few rows reads its packed weights on Apple's GPUs.
+
+    llama.cpp's Metal back end multiplies blocks of 256 by up to three rows as so many separate
+    rows. Blocks of 32, and blocks of 256 from four rows on, are unpacked once for up to five rows.
+    Products of nine or more rows are tiled and read each weight once.
+
+    Parameters
+    ----------
+    file
+        Type of the file, as "q4_k_m".
+    rows
+        Rows of the product. [tokens]
+
+    Returns
+    -------
+    Number
+        At least 1.
+
+    References
+    ----------
+    .. [1] llama.cpp, ggml/src/ggml-metal/ggml-metal-ops.cpp, ``ggml_metal_op_mul_mat``.
+    """
+    separate = 3 if BLOCKS[BASES[file]].size == 256 else 1
+    passes = np.where(np.asarray(rows) > separate, np.ceil(np.divide(rows, 5)), rows)
+    return np.where(np.asarray(rows) > 8, 1.0, np.maximum(passes, 1.0))
 
 
 @lru_cache(maxsize=64)
