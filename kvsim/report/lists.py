@@ -1,10 +1,13 @@
 """Lists of known models, GPUs, techniques and stacks, and the details of one entry."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from kvsim.errors import unknown
+from kvsim.evidence.ledger import shipped
+from kvsim.evidence.published import papers, read
 from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.catalogue import catalogue_entry, model_names
@@ -18,9 +21,12 @@ from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.acceptance import load_summaries
+from kvsim.techniques.axes.base import Term
 from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.notation import terms
 from kvsim.techniques.papers.cache import FORMATS, load_kernels
+from kvsim.validate.registry import IMPLEMENTATIONS
 
 
 def _model(shape: Model) -> Row:
@@ -84,9 +90,48 @@ def techniques(parts: bool = False) -> list[Row]:
                     for f in fields(kind)
                 ],
                 "source": re.sub(r"\.\. \[\d+\] ", "", " ".join(references.split())),
+                "compared_with": _describe_comparisons(name, kind),
             }
         )
     return [*rows, *(_cache_format(name) for name in FORMATS if parts and name not in terms())]
+
+
+RUNS = ("decode", "prefill", "request", "memory")  # kinds of ledger entries that are whole runs
+SPEED_UPS = {
+    "eagle3": 150,
+    "p-eagle": 21,
+    "eagle": 9,
+    "draft": 4,
+    "ngram": 4,
+    "medusa": 4,
+    "mtp": 2,
+}
+"""Published speed-ups by drafting technique that ``python -m benchmarks.drafts`` compares with."""
+
+
+def _describe_comparisons(name: str, kind: type[Term]) -> str:
+    """Say what the predictions of a technique were compared with; empty for building blocks."""
+    if name not in TECHNIQUES:
+        return ""
+    figures = Counter(paper for paper in papers() for row in read(paper) if row.technique == name)
+    runs: Counter[str] = Counter()
+    for entry in shipped():
+        if (entry.technique, entry.kind in RUNS) == (name, True):
+            runs[entry.engine] += entry.rows * (entry.source != "published tables")
+    methods = name, getattr(kind, "like", "")
+    accepted = sum(one.rows for one in load_summaries() if one.method in methods)
+    times = [
+        (figures.total(), f"published figures (kvsim reproduce {', '.join(figures)})"),
+        (runs.total(), f"measurements of runs in {', '.join(+runs)}"),
+        (SPEED_UPS.get(name, 0), "published speed-ups"),
+    ]
+    said = [f"{count:,} {words}" for count, words in times if count]
+    said = said or ["no published time"]
+    if accepted:
+        said.append(f"acceptance in {accepted} public runs")
+    if name in IMPLEMENTATIONS:
+        said.append("operations counted in its real run (kvsim validate)")
+    return "; ".join(said)
 
 
 def _cache_format(name: str) -> Row:
@@ -104,6 +149,7 @@ def _cache_format(name: str) -> Row:
         "assumes": "",
         "parameters": [],
         "source": "; ".join(f"{kernel.engine}: {kernel.source}" for kernel in kernels),
+        "compared_with": "published speeds of its kernels, to which their times were fitted",
     }
 
 

@@ -90,3 +90,13 @@ def test_engines_that_read_gguf_take_the_nearest_type() -> None:
         where("released", model="deepseek-v3")
     with pytest.raises(InputError, match="unknown format in --weights 'q4_k_x'; nearest: q4_k"):
         where("q4_k_x")
+
+
+@pytest.mark.parametrize(
+    ("file", "passes"),  # of 1, 2, ... 9 rows
+    [("q4_k_m", (1, 2, 3, 1, 1, 2, 2, 2, 1)), ("q8_0", (1, 1, 1, 1, 1, 2, 2, 2, 1))],
+)
+def test_products_of_few_rows_read_weights_again_on_apple(
+    file: str, passes: tuple[int, ...]
+) -> None:
+    assert gguf.weight_passes_on_metal(file, np.arange(1, 10)).tolist() == list(passes)

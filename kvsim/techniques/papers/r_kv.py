@@ -17,6 +17,10 @@ class RKv(Bounded):
 
     Redundancy is a key's mean cosine similarity to the other kept keys, computed for every pair.
 
+    The published gains are no independent test: that decode attention runs in rounds of blocks
+    (``unit_blocks`` of stack hf-fa2) was added after the errors on them had been seen. The numbers
+    of these rounds are FlashAttention 2's own, not fitted.
+
     References
     ----------
     .. [1] Z. Cai et al., "R-KV: redundancy-aware KV cache compression for reasoning models",
