@@ -72,12 +72,11 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     from dataclasses import replace
 
     from kvsim.emit.engines import write_settings
-    from kvsim.emit.served import serve_costs
     from kvsim.planner.load import ServiceLevel, draw_load
     from kvsim.planner.question import Workload
     from kvsim.planner.remedies import explain_choice, explain_no_service
     from kvsim.planner.service import ServiceQuestion, ServiceSearch, plan_classes
-    from kvsim.report.plan_service import make_result
+    from kvsim.report.plan_service import make_result, serve_choice
     from kvsim.serving.rules import Rules
     from kvsim.serving.servable import describe_left_out, within_context
 
@@ -127,10 +126,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     _note_experts(inputs, found.choice.carried.deployment)
     settings = []
     if inputs.emit:
-        chosen = found.choice
-        share = chosen.candidate.question.limits.gpu_memory
-        share /= chosen.carried.deployment.hardware.gpu_memory
-        settings = write_settings(inputs.emit, serve_costs(chosen.carried.costs, share))
+        settings = write_settings(inputs.emit, serve_choice(found.choice))
     classes = plan_classes(question) if inputs.per_class else []
     turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
     return make_result(found, settings, inputs.pareto, classes, turns)

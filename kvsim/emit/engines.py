@@ -20,6 +20,7 @@ from kvsim.errors import unknown
 from kvsim.frozen import frozen
 from kvsim.machines.gguf import BASES
 from kvsim.models.configs import CHECKPOINT_OF, load_model
+from kvsim.serving.rules import Rules
 from kvsim.techniques.heads import find_head, no_head
 from kvsim.techniques.released import WHOLE_BLOCKS, describe_cut_block
 
@@ -334,6 +335,10 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
 
 # What several engines share
 
+BLOCK = Rules().block_tokens
+"""Tokens per block unless asked otherwise: left to the engine then, as some of its attention
+kernels take blocks of another size alone (64 for DeepSeek-V3.2 in vLLM and SGLang)."""
+
 
 def _note_technique(s: Served, settings: EngineSettings, known: Iterable[str]) -> None:
     """Note parts of the technique other than ``known``."""
@@ -420,7 +425,7 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
     settings.add("--max-num-seqs", s.max_seqs)
     settings.add("--max-num-batched-tokens", s.max_tokens)
     settings.add("--gpu-memory-utilization", f"{s.utilisation:g}")
-    settings.add("--block-size", s.block_tokens)
+    settings.add("--block-size", s.block_tokens, s.block_tokens != BLOCK)
     settings.add("--enable-prefix-caching", when=s.prefix_caching)
     turbo = turboquant(s.terms.values())
     stored = str(s.terms["cache"].settings["format"]) if "cache" in s.terms else turbo
@@ -592,7 +597,7 @@ def _sglang(s: Served, settings: EngineSettings) -> str:
     settings.add("--max-running-requests", degrees.dp * s.max_seqs)
     settings.add("--chunked-prefill-size", degrees.dp * s.max_tokens)
     settings.add("--mem-fraction-static", f"{s.static_share:g}")
-    settings.add("--page-size", s.block_tokens)
+    settings.add("--page-size", s.block_tokens, s.block_tokens != BLOCK)
     settings.add("--kv-cache-dtype", "fp8_e4m3", "fp8" in s.terms)
     settings.add("--quantization", "fp8", s.weights in FP8_WEIGHTS and not s.released)
     _sglang_memories(s, settings)
@@ -653,7 +658,7 @@ def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
 
 # TensorRT-LLM
 
-TRTLLM_DRAFTS = {"eagle": "Eagle3", "eagle3": "Eagle3", "mtp": "MTP", "draft": "DraftTarget"}
+TRTLLM_DRAFTS = {"eagle": "Eagle3", "eagle3": "Eagle3", "mtp": "MTP", "draft": "Draft_Target"}
 TRTLLM_DRAFTS |= {"ngram": "NGram"}
 
 
@@ -807,14 +812,22 @@ LLAMACPP_DRAFTS |= {"draft": "draft-simple", "mtp": "draft-mtp", "dflash": "draf
 LLAMACPP_DRAFTS |= {"ngram": "ngram-simple"}
 LLAMACPP_UBATCH = 512
 """Its default."""
+LLAMACPP_SLOTS = 256
+"""LLAMA_MAX_SEQ in src/llama-cparams.h: with more the server does not start."""
+MORE_THAN_FIT = 4
+"""Slots for each sequence of mean length that fits: some are shorter."""
 
 
 def _llamacpp(s: Served, settings: EngineSettings) -> str:
     typed = s.weights in BASES
     settings.add("--model", f"MODEL-{s.weights.upper()}.gguf" if typed else "MODEL.gguf")
-    settings.add("--ctx-size", max(s.cache_tokens, s.max_model_len))
+    # memory for the states of all slots is taken at the start
+    wanted = min(s.max_seqs, MORE_THAN_FIT * s.fitting or s.max_seqs)
+    slots = min(wanted, LLAMACPP_SLOTS)
+    settings.add("--ctx-size", max(s.cache_tokens - int(slots * s.state_tokens), s.max_model_len))
     settings.add("--kv-unified")
-    settings.add("--parallel", s.max_seqs)
+    settings.add("--parallel", slots)
+    settings.lack(f"{wanted:,} sequences at once: llama.cpp has {slots} slots", wanted > slots)
     settings.add("--batch-size", max(s.max_tokens, s.ubatch))
     settings.add("--ubatch-size", s.ubatch, s.ubatch not in (0, LLAMACPP_UBATCH))
     settings.add("--n-gpu-layers", s.layers - len(s.host.layers) if s.host.layers else "all")

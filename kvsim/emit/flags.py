@@ -39,7 +39,7 @@ MANUALS = {
     ),
     "sglang": EngineManual("SGLang", "documentation of 2026", "github.com/sgl-project/sglang"),
     "trtllm": EngineManual(
-        "TensorRT-LLM", "1.x, documentation of 2026", "github.com/NVIDIA/TensorRT-LLM"
+        "TensorRT-LLM", "1.3 and later, documentation of 2026", "github.com/NVIDIA/TensorRT-LLM"
     ),
     "lmcache": EngineManual(
         "LMCache under vLLM", "documentation of 2026", "github.com/LMCache/LMCache"

@@ -85,6 +85,10 @@ class Served:
         Width of an expert's part on each GPU; 0 without experts.
     ubatch
         Prompt tokens of one pass in an engine with passes of a fixed size; 0 in others.
+    fitting
+        Sequences of the mean length that fit in the cache; 0 where no mean is known.
+    state_tokens
+        Cached tokens that take as much memory as the state of one sequence. [tokens]
     """
 
     model: str
@@ -117,6 +121,8 @@ class Served:
     base: str = ""
     expert_columns: int = 0
     ubatch: int = 0
+    fitting: int = 0
+    state_tokens: float = 0.0
 
     @property
     def drafts(self) -> int:
@@ -207,7 +213,10 @@ def _deployed(d: Deployment) -> dict[str, Any]:
 
 
 def serve_costs(
-    costs: "StepCosts", utilisation: float, apart: tuple[int, int] | None = None
+    costs: "StepCosts",
+    utilisation: float,
+    apart: tuple[int, int] | None = None,
+    mean_length: float = 0.0,
 ) -> Served:
     """Describe a simulated replica for engines.
 
@@ -219,15 +228,21 @@ def serve_costs(
         Share of GPU memory that the engine may use.
     apart
         Numbers of prefill and of decode engines; None if each engine does both.
+    mean_length
+        Of a request, prompt and generated tokens; 0 if not known. [tokens]
     """
     rules, d = costs.rules, costs.deployment
     held = int(costs.capacity / costs.room.block_bytes) * rules.block_tokens
+    one, two = (float(x) for x in costs.room.decode_bytes[[1, -1]])
+    block = (two - one) / max(len(costs.room.decode_bytes) - 2, 1)
     return Served(
         **_deployed(d),
         technique=costs.technique,
         max_model_len=rules.max_model_len
         or round_up_length(costs.longest, min(held, d.model.max_context)),
         cache_tokens=held,
+        fitting=int(held // mean_length) if mean_length else 0,
+        state_tokens=rules.block_tokens * (one / block - 1.0) if d.model.state_bytes else 0.0,
         max_seqs=-(-rules.max_seqs // d.dp),
         max_tokens=max(rules.max_tokens // d.lanes, -(-rules.max_seqs // d.dp)),
         block_tokens=rules.block_tokens,

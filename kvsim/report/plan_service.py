@@ -427,11 +427,16 @@ def _how_to_run(chosen: PlayedOption) -> Iterator[str]:
         return
     asked = chosen.candidate.question.admission.engine
     engine = asked if asked in able else able[0]
-    share = chosen.candidate.question.limits.gpu_memory
-    share /= chosen.carried.deployment.hardware.gpu_memory
-    served, many = serve_costs(chosen.carried.costs, share), chosen.carried.replicas
+    served, many = serve_choice(chosen), chosen.carried.replicas
     yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
     yield _describe_concurrency(chosen, served)
+
+
+def serve_choice(chosen: PlayedOption) -> "Served":
+    """Describe a replica of a chosen option for engines."""
+    c = chosen.carried
+    share = chosen.candidate.question.limits.gpu_memory / c.deployment.hardware.gpu_memory
+    return serve_costs(c.costs, share, mean_length=c.load.prompt + c.load.generate)
 
 
 def _describe_concurrency(chosen: PlayedOption, served: "Served") -> str:

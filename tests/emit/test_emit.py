@@ -87,7 +87,7 @@ def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
     assert emit("trtllm", served("draft:gamma=3")).text.startswith(
         "# kv.yaml\nkv_cache_config:\n  enable_block_reuse: true\n"
         "  free_gpu_memory_fraction: 0.83\nspeculative_config:\n"
-        "  decoding_type: DraftTarget\n  max_draft_len: 3\n"
+        "  decoding_type: Draft_Target\n  max_draft_len: 3\n"
         "  speculative_model: meta-llama/Llama-3.2-1B\n"
         "disable_overlap_scheduler: true\n"
     )
@@ -158,7 +158,6 @@ def test_vllm_is_the_golden_one() -> None:
         "  --max-num-seqs 64 \\\n"
         "  --max-num-batched-tokens 2048 \\\n"
         "  --gpu-memory-utilization 0.9 \\\n"
-        "  --block-size 16 \\\n"
         "  --enable-prefix-caching \\\n"
         "  --kv-cache-dtype fp8 \\\n"
         "  --quantization fp8 \\\n"
@@ -397,3 +396,25 @@ def test_llamacpp_is_told_what_stays_in_host_memory() -> None:
     assert "ngram-simple-size-m 4" in emit("llamacpp", served("ngram:gamma=4")).line
     stages = emit("llamacpp", served(spread=Parallelism(1, 4)))
     assert "--split-mode layer" in stages.line and not any("--pp" in x for x in stages.missing)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"max_seqs": 256, "fitting": 30}, "--ctx-size 40000 --kv-unified --parallel 120 "),
+        ({"max_seqs": 1024}, "--ctx-size 40000 --kv-unified --parallel 256 "),
+        ({"max_seqs": 64, "state_tokens": 100.0}, "--ctx-size 33600 --kv-unified --parallel 64 "),
+    ],
+)
+def test_llamacpp_starts_with_its_slots(changed: dict[str, object], words: str) -> None:
+    found = emit("llamacpp", served(cache_tokens=40_000, spread=Parallelism(1), **changed))
+    assert words in found.line
+    assert any("256 slots" in x for x in found.missing) == (changed["max_seqs"] == 1024)
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm", "--block-size"), ("sglang", "--page-size")]
+)
+def test_blocks_are_the_engines_unless_asked(engine: str, option: str) -> None:
+    assert option not in emit(engine, served()).line
+    assert f"{option} 64" in emit(engine, served(block_tokens=64)).line
