@@ -407,7 +407,8 @@ def test_llamacpp_is_told_what_stays_in_host_memory() -> None:
     ],
 )
 def test_llamacpp_starts_with_its_slots(changed: dict[str, object], words: str) -> None:
-    found = emit("llamacpp", served(cache_tokens=40_000, spread=Parallelism(1), **changed))
+    own = served(cache_tokens=40_000, spread=Parallelism(1), **changed)  # type: ignore[arg-type]
+    found = emit("llamacpp", own)
     assert words in found.line
     assert any("256 slots" in x for x in found.missing) == (changed["max_seqs"] == 1024)
 
