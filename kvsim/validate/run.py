@@ -99,15 +99,7 @@ class Generation:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
-        """Run one pass over new tokens; ``done`` does not change. (batch, new, vocab)
-
-        Parameters
-        ----------
-        ahead
-            Tokens that earlier passes of this round have appended. [tokens]
-        fixed
-            Do what a later round may repeat; see ``Composed.branch``.
-        """
+        """Run one pass over new tokens; ``done`` does not change. (batch, new, vocab)"""
         self.decoder.counter.begin(kind)
         new = tokens.shape[1]
         first = self._on_device[:, None] + ahead
@@ -143,13 +135,7 @@ class Generation:
         self.impl.on_layer_output(layer, hidden, step)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Choose one token for each row of logits.
-
-        Returns
-        -------
-        Tensor
-            The likeliest tokens at temperature 0, drawn tokens otherwise, (...).
-        """
+        """Choose one token for each row of logits."""
         with self.decoder.counter.op("sample") as record:
             record.reads(logits)
             if not self.temperature:
@@ -159,13 +145,7 @@ class Generation:
             return drawn.view(shares.shape[:-1])
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Compute the probability of every token at this temperature. (..., vocab), in fp32
-
-        Parameters
-        ----------
-        logits
-            Logits of the next token, (..., vocab). The temperature must be above 0.
-        """
+        """Compute the probability of every token at this temperature. (..., vocab), in fp32"""
         return torch.softmax(logits.float() / self.temperature, dim=-1)
 
     def emit(
@@ -175,13 +155,6 @@ class Generation:
 
         Afterwards the cache holds all of a sequence's tokens but the newest. Sequences that are
         complete take no more.
-
-        Parameters
-        ----------
-        counts
-            How many of them are valid in each sequence; all of them if not given. [tokens]
-        logits
-            What each token was chosen by, kept if the generation keeps logits.
         """
         tokens = tokens.view(self.batch, -1)
         given = [tokens.shape[1]] * self.batch if counts is None else counts

@@ -77,13 +77,7 @@ class Shape:
 
 
 def shapes(place: Bench) -> Iterator[Shape]:
-    """Yield the sizes to measure: decoding at several batches and contexts, drafts, and prompts.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield the sizes to measure: decoding at several batches and contexts, drafts, and prompts."""
     if not place.on_cpu:
         yield from _gpu_shapes(place)
         return
@@ -114,13 +108,7 @@ SERVED_DIM = 128  # channels of a head
 
 
 def attention_works(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of attention; decoding on a GPU also with a mask, and over fp8 caches.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of attention; decoding on a GPU also with a mask, and over fp8 caches."""
     for shape in shapes(place):
         decoding = not place.on_cpu and shape.new < shape.tokens
         kernels = ["prompt" if shape.new == shape.tokens else "attention"]
@@ -169,13 +157,7 @@ MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
 
 
 def packed_attention_works(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of attention over packed caches, in decoding and in verification of drafts.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of attention over packed caches, in decoding and in verifying drafts."""
     longest = 8192 if place.on_cpu else 65536
     contexts = place.pick((256, longest), (256, 1024, 4096, longest))
     for bits in place.pick((4,), (2, 4, 8)):
@@ -217,12 +199,8 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
 
     Parameters
     ----------
-    place
-        The device.
     shape
         Sizes of the benchmark.
-    bits
-        Width of a code. [bit]
     by
         "channel" (keys) or "token" (values): what shares a scale.
 
@@ -244,13 +222,7 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
 
 
 def topk_works(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of selecting the 64 largest attention scores per KV head.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of selecting the 64 largest attention scores per KV head."""
     logits = score_dtype(torch.empty(0, dtype=place.half))
     for heads, kv_heads, _ in ATTENTION_HEADS[:2]:
         for batch in place.pick((1, 8), (1, 4, 16)):
@@ -273,13 +245,7 @@ KV_HEADS = ((3, 64), (32, 128))
 
 
 def packing_works(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of quantising prompts and single tokens, as keys and as values.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of quantising prompts and single tokens, as keys and as values."""
     for bits in place.pick((4,), (2, 4, 8)):
         for kv_heads, dim in KV_HEADS:
             for tokens in place.pick((32, 2048), (32, 256, 2048, 8192)):

@@ -84,8 +84,6 @@ def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> W
 
     Parameters
     ----------
-    place
-        The device.
     dtype
         Number format, a key of ``DTYPE_BYTES``.
     rows, inputs, outputs
@@ -198,11 +196,6 @@ def launch_works(place: Bench) -> Iterator[Work]:
     """Yield benchmarks of the fixed cost of kernel launches, by series of very small kernels.
 
     On a GPU also of replaying CUDA graphs, and of synchronisation with the host.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
 
     Yields
     ------

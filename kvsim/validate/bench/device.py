@@ -213,8 +213,6 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
 
     Parameters
     ----------
-    device
-        The device.
     quick
         Whether fewer and smaller cases are run.
 
@@ -235,8 +233,6 @@ def conditions(device: Device, place: Bench) -> list[str]:
 
     Parameters
     ----------
-    device
-        The device.
     place
         How much of it benchmarks may use.
 
@@ -261,11 +257,6 @@ def compute_threads() -> int:
 
 def suspicions(device: Device) -> list[str]:
     """List signs that a device is slower than others of its kind, such as a power cap.
-
-    Parameters
-    ----------
-    device
-        The device.
 
     Returns
     -------
@@ -314,13 +305,7 @@ def _cpu() -> Device:
 
 
 def running(device: torch.device) -> AbstractContextManager[Since]:
-    """Record clocks and temperatures of a GPU while a block runs; nothing on a CPU.
-
-    Parameters
-    ----------
-    device
-        The device.
-    """
+    """Record clocks and temperatures of a GPU while a block runs; nothing on a CPU."""
     if device.type == "cpu":
         return nullcontext(dict)
     card = _card(device.index or 0)

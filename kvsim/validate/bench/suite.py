@@ -350,13 +350,7 @@ class Speed:
 
     @classmethod
     def measure(cls, place: Bench) -> "Speed":
-        """Measure the rates, in some tenths of a second.
-
-        Parameters
-        ----------
-        place
-            The device.
-        """
+        """Measure the rates, in some tenths of a second."""
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
         clock = computing_clock() if place.on_cpu else perf_counter
@@ -484,8 +478,6 @@ def check_complete(suite: Suite, place: Bench) -> None:
     ----------
     suite
         Cases by kind of benchmark.
-    place
-        The device.
 
     Raises
     ------
@@ -538,13 +530,7 @@ Say = Callable[[str], None]
 
 
 def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
-    """Yield the name and the cases of every benchmark; no inputs are allocated yet.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield the name and the cases of every benchmark; no inputs are allocated yet."""
     for name, works in SUITE.items():
         yield name, list(works(place))
 
@@ -555,8 +541,6 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
 
     Parameters
     ----------
-    place
-        The device, and how much of it benchmarks may use.
     log
         Log of samples, which is continued.
     say

@@ -132,8 +132,6 @@ def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor,
 
     Parameters
     ----------
-    place
-        The device.
     link
         "h2d" or "d2h".
     moved
@@ -177,13 +175,7 @@ def send(transfers: Transfers, lane: Lane, work: Call) -> Call:
 
 @contextmanager
 def lanes(place: Bench) -> Iterator[Transfers]:
-    """Open copy streams for the duration of a block.
-
-    Parameters
-    ----------
-    place
-        The device.
-    """
+    """Open copy streams for the duration of a block."""
     transfers = Transfers(place.device)
     try:
         yield transfers
@@ -275,13 +267,7 @@ LAST_LEVEL_CACHE = 2**25  # a usual last-level cache [B]
 
 
 def reads(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks that read host memory, of sizes far beyond the CPU's caches.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks that read host memory, of sizes far beyond the CPU's caches."""
     for work in memory_works(on_host(place)):
         if work.case["cached"] == "no":
             op = replace(work.op, stream="cpu", bytes={"dram": work.op.bytes["hbm"]})
@@ -289,13 +275,7 @@ def reads(place: Bench) -> Iterator[Work]:
 
 
 def products(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of square fp32 products on the CPU.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of square fp32 products on the CPU."""
     for width in place.pick((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
         pair = partial(_square_pair, width)
@@ -307,13 +287,7 @@ def _square_pair(width: int) -> tuple[Tensor, Tensor]:
 
 
 def attends(place: Bench) -> Iterator[Work]:
-    """Yield benchmarks of decode attention on the CPU over fp32 caches, as in FastDecode.
-
-    Parameters
-    ----------
-    place
-        The device, and how much of it benchmarks may use.
-    """
+    """Yield benchmarks of decode attention on the CPU over fp32 caches, as in FastDecode."""
     here = on_host(place)
     for shape in shapes(here):
         moved = float(2 * shape.kv_numbers * FP16_BYTES)
@@ -335,11 +309,5 @@ def _attend_call(s: Shape, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def on_host(place: Bench) -> Bench:
-    """Return the description of the host's CPU as the device, with the same limits.
-
-    Parameters
-    ----------
-    place
-        The device.
-    """
+    """Return the description of the host's CPU as the device, with the same limits."""
     return replace(place, device=HERE, cache=place.cache if place.on_cpu else LAST_LEVEL_CACHE)

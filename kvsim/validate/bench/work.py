@@ -253,8 +253,6 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
     Parameters
     ----------
-    device
-        The device.
     clock
         Of the host. [s]
     """
@@ -299,11 +297,6 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
     On a CPU that computes with one thread, the CPU time of threads is used, which other processes
     do not disturb.
-
-    Parameters
-    ----------
-    device
-        The device.
     """
     if device.type == "cuda":
         on_device = cuda_timer(device)

@@ -110,11 +110,6 @@ def rehearse(
 ) -> None:
     """Set a technique up without any memory, to see that it can run.
 
-    Parameters
-    ----------
-    deployment
-        The machine, for techniques that weigh copies against compute.
-
     Raises
     ------
     InputError
@@ -137,8 +132,6 @@ def sort_runnable(
     ----------
     run
         States what is run of a technique: its settings, and the workload.
-    deployment
-        The machine, for techniques that weigh copies against compute.
 
     Returns
     -------

@@ -132,8 +132,6 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
 
     Parameters
     ----------
-    config
-        The parsed fields.
     dim
         Numbers of a head.
     max_context
@@ -269,8 +267,6 @@ def read_architecture(config: Mapping[str, object], name: str, where: str) -> Ar
 
     Parameters
     ----------
-    config
-        The parsed fields.
     name
         Name to give the model.
     where

@@ -97,8 +97,6 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
 
     Parameters
     ----------
-    step
-        The pass.
     held
         Position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV heads,
         slots), below 0 for an empty slot; or the number of slots, if slot n holds token n.
@@ -135,17 +133,10 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
     record
         Counter of the op, which is charged one read of queries, keys and values and one write of
         the output: attention scores stay on the chip.
-    queries
-        (sequences, heads, new, dim).
     keys, values
         (sequences, KV heads, slots, dim).
     seen
         Which slots each query sees, as :func:`visible` describes it.
-
-    Returns
-    -------
-    Tensor
-        The output, (sequences, heads, new, dim).
     """
     given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
@@ -203,8 +194,6 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
     Parameters
     ----------
-    queries
-        (sequences, heads, new, dim).
     causal
         Whether each query sees the tokens up to itself alone.
 
@@ -223,8 +212,6 @@ def kernels(model: Model, device: torch.device) -> dict[str, str]:
 
     Parameters
     ----------
-    model
-        Sizes of the model.
     device
         Device that computes.
 

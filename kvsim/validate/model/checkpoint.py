@@ -240,11 +240,6 @@ class Gguf:
     def read(self, name: str) -> Tensor:
         """Read one tensor, widened to fp32, with rows of queries and keys in Hugging Face's order.
 
-        Parameters
-        ----------
-        name
-            Hugging Face name of the tensor.
-
         Returns
         -------
         Tensor
@@ -393,13 +388,7 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """Return the name of a checkpoint's file or directory with the SHA-256 of its weights.
-
-    Parameters
-    ----------
-    source
-        The checkpoint.
-    """
+    """Return the name of a checkpoint's file or directory with the SHA-256 of its weights."""
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []

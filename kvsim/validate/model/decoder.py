@@ -85,8 +85,6 @@ class Decoder:
             Cached tokens of each of these sequences. [tokens]
         positions
             Positions of the new tokens, (sequences, new).
-        kind
-            "prefill", "decode", "draft" or "verify".
 
         Returns
         -------
@@ -145,14 +143,10 @@ class Decoder:
 
         Parameters
         ----------
-        index
-            Index of the layer.
         weights
             Weights of the layer.
         tensor
             Hidden states, (sequences, new, hidden), changed in place.
-        step
-            The pass.
         attend
             Called with the layer, the normed states, queries, keys, values and the pass.
 
@@ -215,8 +209,6 @@ class Decoder:
 
         Parameters
         ----------
-        index
-            Index of the layer.
         tensor
             Normed hidden states that its projections read, (sequences, tokens, hidden).
         turns

@@ -164,8 +164,6 @@ def build(arch: Architecture, get: Get) -> Weights:
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
     get
         Returns a tensor by its Hugging Face name and shape. Called once for each tensor, in the
         order of their use.
@@ -249,8 +247,6 @@ def random_weights(
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
     device
         Where the weights go; on ``meta`` nothing is drawn.
 
@@ -291,11 +287,6 @@ class TensorSource(Protocol):
     def read(self, name: str) -> Tensor:
         """Read one tensor in a floating-point format.
 
-        Parameters
-        ----------
-        name
-            Hugging Face name of the tensor.
-
         Returns
         -------
         Tensor
@@ -308,8 +299,6 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
     source
         Names, shapes and number formats of the tensors in the checkpoint.
 
@@ -354,10 +343,6 @@ def load_weights(
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
-    source
-        The checkpoint.
     device
         Device to load to.
     dtype
@@ -400,8 +385,6 @@ def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
     dtype
         Number format of all tensors.
 
@@ -419,8 +402,6 @@ def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
 
     Parameters
     ----------
-    model
-        Sizes of the model.
     tokens
         Tokens of all sequences together. [tokens]
     dtype

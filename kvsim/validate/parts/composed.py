@@ -121,11 +121,6 @@ class Composed(LayeredRun):
     def tiles(self, layer: int) -> list[slice]:
         """Split the batch into the parts that pass through a layer one after another.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-
         Returns
         -------
         list of slice
@@ -153,8 +148,6 @@ class Composed(LayeredRun):
 
         Parameters
         ----------
-        layer
-            Index of the layer.
         most
             Prompt tokens that pass through a layer at once; a longer prompt is a part of its own.
             [tokens]
@@ -182,24 +175,6 @@ class Composed(LayeredRun):
 
         Chunks are stored in the cache directly if it is not packed and has space for the prompts.
         Otherwise the prompts of one layer are kept in a buffer until they are complete.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        tensor
-            Normed inputs of the layer, (sequences, new, hidden).
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
         """
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
@@ -255,8 +230,6 @@ class Composed(LayeredRun):
 
         Parameters
         ----------
-        layer
-            Index of the layer.
         keys, values
             (batch, KV heads, longest prompt, dim), overwritten afterwards. Behind the end of a
             shorter prompt they hold numbers that no query may see.
@@ -274,13 +247,7 @@ class Composed(LayeredRun):
             placement.prompt_done()
 
     def after_prompt(self, run: RunningGeneration) -> None:
-        """Let layers and the drafter do their work between the prompt and the first round.
-
-        Parameters
-        ----------
-        run
-            The generation that is running.
-        """
+        """Let layers and the drafter do their work between the prompt and the first round."""
         for layer in self.layers:
             layer.after_prompt(run)
         self.drafter.after_prompt(run)
@@ -288,13 +255,7 @@ class Composed(LayeredRun):
     # rounds
 
     def decode_round(self, run: RunningGeneration) -> None:
-        """Run one decoding round, after which caches may pack the tokens that stay.
-
-        Parameters
-        ----------
-        run
-            The generation that is running.
-        """
+        """Run one decoding round, after which caches may pack the tokens that stay."""
         before = run.cached
         self.drafter.decode_round(run)
         for layer in self.layers:
@@ -309,19 +270,6 @@ class Composed(LayeredRun):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """Store new tokens and attend with them, in any pass after the prompt.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        tensor
-            Normed inputs of the layer, (sequences, new, hidden).
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
 
         Returns
         -------
@@ -349,13 +297,7 @@ class Composed(LayeredRun):
         return placement.answer(attended)
 
     def attends_async(self, layer: int) -> bool:
-        """Tell whether the batch's previous part may still be in attention when a layer starts.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        """
+        """Tell whether the batch's previous part may still be in attention when a layer starts."""
         placement = self.placements[layer]
         return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
@@ -364,10 +306,6 @@ class Composed(LayeredRun):
 
         Parameters
         ----------
-        layer
-            Index of the layer.
-        hidden
-            Its output, (sequences, new, hidden).
         step
             The pass; those of drafts are not passed on.
         """
@@ -375,26 +313,12 @@ class Composed(LayeredRun):
             self.drafter.on_layer_output(layer, hidden, step)
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Return the weights of a layer, which may be quantised for drafts, or streamed.
-
-        Parameters are those of ``LayeredRun.weights``.
-        """
+        """Return the weights of a layer, which may be quantised for drafts, or streamed."""
         drafted = self.drafter.weights(layer) if kind == "draft" else None
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
     def round_room(self, cached: list[int]) -> int:
-        """Count the tokens that every layer can append before some have to be packed.
-
-        Parameters
-        ----------
-        cached
-            Cached tokens of each sequence. [tokens]
-
-        Returns
-        -------
-        int
-            New tokens of every sequence, at most the drafts and one more. [tokens]
-        """
+        """Count the tokens that every layer can append before some have to be packed."""
         takes = (
             layer.kv.room_left(n)
             for layer in self.layers
@@ -497,20 +421,7 @@ class Composed(LayeredRun):
         return next((layer.guesses for layer in self.layers if layer.guesses), "")
 
     def make_store(self, context: LayerContext, slots: int) -> KvStore:
-        """Create the storage of a layer in the memory that its placement chooses.
-
-        Parameters
-        ----------
-        context
-            The layer.
-        slots
-            Tokens per sequence to allocate. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The empty storage.
-        """
+        """Create the storage of a layer in the memory that its placement chooses."""
         stored = context.parts.storage
         widened = stored.read != stored.stored  # packed on the host alone
         kind: type[KvStore] = Fp16 if widened else self._find(KvStore, stored)  # type: ignore[type-abstract]
@@ -521,24 +432,15 @@ class Composed(LayeredRun):
         return self.placements[context.layer].make_store(kind, context, slots)
 
     def transfers(self, layer: int) -> Transfers:
-        """Return the copy streams that a layer's placement uses.
-
-        Parameters are those of ``LayeredRun.transfers``.
-        """
+        """Return the copy streams that a layer's placement uses."""
         return self.placements[layer].lanes()
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return the objects that all layers share for one part of the batch.
-
-        Parameters are those of ``LayeredRun.shared_objects``.
-        """
+        """Return the objects that all layers share for one part of the batch."""
         return self.shared(("part", rows.start), SharedObjects)
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; it is created at the first call with its key.
-
-        Parameters are those of ``LayeredRun.shared``.
-        """
+        """Return an object that layers share; it is created at the first call with its key."""
         return self.common.get(key, make)
 
     def _find(self, base: type[Piece], part: Part) -> type[Piece]:

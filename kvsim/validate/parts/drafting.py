@@ -221,63 +221,25 @@ class Drafter:
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Use the queries of a chunk of prompts; the base class ignores them.
-
-        Parameters
-        ----------
-        visit
-            Index of the layer, and first sequence of the part of the batch.
-        queries
-            (sequences, heads, new, dim).
-        step
-            The pass.
-        """
+        """Use the queries of a chunk of prompts; the base class ignores them."""
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
         """Copy what drafts need of a layer's prompts; nothing in the base class.
 
         Parameters
         ----------
-        visit
-            Index of the layer, and first sequence of the part of the batch.
         keys, values
             (batch, KV heads, longest prompt, dim).
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Copy what drafts need of the tokens that a pass verifies; nothing in the base class.
-
-        Parameters
-        ----------
-        visit
-            Index of the layer, and first sequence of the part of the batch.
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-        """
+        """Copy what drafts need of the tokens that a pass verifies; nothing in the base class."""
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Use the output of a layer; the base class ignores it.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        hidden
-            Its output, (sequences, new, hidden).
-        step
-            The pass.
-        """
+        """Use the output of a layer; the base class ignores it."""
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do the drafter's work between the first token and the first round.
-
-        Parameters
-        ----------
-        generation
-            The generation that is running.
-        """
+        """Do the drafter's work between the first token and the first round."""
 
     # drafts by the model's own layers
 
@@ -285,17 +247,6 @@ class Drafter:
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
         """Attend in a draft pass, if drafts have a cache of their own.
-
-        Parameters
-        ----------
-        visit
-            Index of the layer, and first sequence of the part of the batch.
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
 
         Returns
         -------
@@ -307,11 +258,6 @@ class Drafter:
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer in draft passes.
 
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-
         Returns
         -------
         LayerWeights or None
@@ -322,13 +268,7 @@ class Drafter:
     # rounds
 
     def decode_round(self, generation: RunningGeneration) -> None:
-        """Decode one token per sequence.
-
-        Parameters
-        ----------
-        generation
-            The generation that is running, which gets the tokens.
-        """
+        """Decode one token per sequence."""
         logits = generation.forward(generation.last[:, None], "decode")
         generation.emit(generation.choose(logits), logits=logits)
 
@@ -356,8 +296,6 @@ class SpeculativeDrafter(Drafter):
 
         Parameters
         ----------
-        generation
-            The generation that is running.
         tokens
             (batch, 1), the newest token of every sequence.
         ahead
@@ -374,8 +312,6 @@ class SpeculativeDrafter(Drafter):
 
         Parameters
         ----------
-        generation
-            The generation that is running.
         count
             Drafts per sequence. [tokens]
 
@@ -387,10 +323,7 @@ class SpeculativeDrafter(Drafter):
         return None
 
     def decode_round(self, generation: RunningGeneration) -> None:
-        """Draft tokens, verify them in one pass, and keep those that the model agrees with.
-
-        Parameters are those of ``Drafter.decode_round``.
-        """
+        """Draft tokens, verify them in one pass, and keep those that the model agrees with."""
         gamma = min(self.run.gamma, self.run.round_room(generation.cached) - 1)
         self.run.drafted.append(gamma)
         tokens, shares = self._draft(generation, gamma)
@@ -434,10 +367,7 @@ class SelfDrafter(SpeculativeDrafter):
         self.narrow = [replace(w, up=_int4(w.up), down=_int4(w.down)) for w in layers]
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Return a layer with its MLP in four bits; None if drafts use the model's weights.
-
-        Parameters and result are those of ``Drafter.weights``.
-        """
+        """Return a layer with its MLP in four bits; None if drafts use the model's weights."""
         return self.narrow[layer] if self.narrow else None
 
     def resident(self) -> Resident:

@@ -123,11 +123,6 @@ class RingCache(EvictingCache):
     def visible_nearby(self, step: Pass) -> Seen:
         """Return the mask by which prompt queries see only the first tokens and their latest ones.
 
-        Parameters
-        ----------
-        step
-            The pass over a chunk of the prompt.
-
         Returns
         -------
         Seen
@@ -141,11 +136,6 @@ class RingCache(EvictingCache):
 
     def slot_range(self, step: Pass) -> SlotRange:
         """Return the slots for one new token per sequence.
-
-        Parameters
-        ----------
-        step
-            The pass.
 
         Returns
         -------
@@ -202,10 +192,7 @@ class CutCache(EvictingCache):
         return min(self.budget, self.context.run.prompt) + self.context.run.beyond
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store the best tokens of each prompt by their scores, or all if they fit in the budget.
-
-        Parameters are those of ``LayerCache.store_prompt``.
-        """
+        """Store the best tokens of each prompt by their scores, or all that fit in the budget."""
         if self.prompt <= self.budget:
             super().store_prompt(keys, values)
         else:
@@ -235,33 +222,13 @@ class CutCache(EvictingCache):
         self.keep(keys, values, index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store generated tokens behind the kept ones, and attend to all of them.
-
-        Parameters and result are those of ``LayerCache.attend``.
-        """
+        """Store generated tokens behind the kept ones, and attend to all of them."""
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Subtract the evicted prompt tokens from the length of each sequence.
-
-        Parameters
-        ----------
-        tokens
-            Tokens of each sequence. [tokens]
-
-        Returns
-        -------
-        list of int
-            Tokens of each sequence that are in the cache. [tokens]
-        """
+        """Subtract the evicted prompt tokens from the length of each sequence."""
         return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Return the slots of new tokens, behind those kept of every prompt.
-
-        Parameters
-        ----------
-        step
-            The pass.
-        """
+        """Return the slots of new tokens, behind those kept of every prompt."""
         return SlotRange.after_cached(step, self.evicted, self._moved)

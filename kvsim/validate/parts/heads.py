@@ -163,22 +163,7 @@ class DraftHeads(SpeculativeDrafter):
         self.before = ends
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Compute the logits by which the next draft of every sequence is chosen.
-
-        Parameters
-        ----------
-        generation
-            The generation that is running.
-        tokens
-            Newest token of every sequence, (batch, 1).
-        ahead
-            Number of drafts before this one in the round.
-
-        Returns
-        -------
-        Tensor
-            Logits, (batch, 1, vocab).
-        """
+        """Compute the logits by which the next draft of every sequence is chosen."""
         self.run.counter.begin("draft")
         if ahead:
             begins = [n + ahead - 1 for n in generation.cached]

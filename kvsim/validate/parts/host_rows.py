@@ -43,8 +43,6 @@ class HostCopies:
 
         Parameters
         ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
         tokens
             Tokens to copy. [tokens]
         """
@@ -53,15 +51,7 @@ class HostCopies:
         self._store(slice(0, tokens), keys, values)
 
     def append(self, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Copy the first new token of every sequence in a pass to host memory.
-
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-        """
+        """Copy the first new token of every sequence in a pass to host memory."""
         keys, values = keys[:, :, :1], values[:, :, :1]
         if step.uniform:
             self._store(slice(step.starts[0], step.starts[0] + 1), keys, values)
@@ -208,8 +198,6 @@ class HostValues:
 
         Parameters
         ----------
-        layer
-            The layer's cache.
         column
             Its rows in host memory.
         """
@@ -218,11 +206,6 @@ class HostValues:
 
     def stage(self, layer: LayerCache) -> list[Tensor]:
         """Return GPU buffers for the values of a layer's prompt.
-
-        Parameters
-        ----------
-        layer
-            The layer's cache.
 
         Returns
         -------
@@ -235,13 +218,7 @@ class HostValues:
         return column.split(room)
 
     def send_prompt(self, layer: LayerCache) -> None:
-        """Copy a layer's whole prompt to host memory.
-
-        Parameters
-        ----------
-        layer
-            The layer's cache.
-        """
+        """Copy a layer's whole prompt to host memory."""
         home = self.columns[layer.layer].record[: layer.prompt]
         self.stages.send([(home, self.stages.buffers[len(self.stages.sent) % 2][0])])
 
@@ -263,12 +240,8 @@ class HostValues:
 
         Parameters
         ----------
-        layer
-            The layer's cache.
         own
             Parts of the new rows, (sequences, KV heads, 1, width) each.
-        step
-            The pass.
         """
         self._wait(layer)
         column = self.columns[layer.layer]
@@ -285,8 +258,6 @@ class HostValues:
 
         Parameters
         ----------
-        layer
-            The layer's cache.
         index
             Positions of the tokens, (batch, KV heads, n).
         run

@@ -34,8 +34,6 @@ def from_levels(codes: Tensor, bits: int) -> Tensor:
     ----------
     codes
         Packed codes, (..., n * bits / 8).
-    bits
-        Width of a code. [bit]
 
     Returns
     -------
@@ -71,13 +69,6 @@ def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the levels and borders of a width on a device.
 
     They are cached, as a copy from the host would wait for the GPU.
-
-    Parameters
-    ----------
-    bits
-        Width of a code. [bit]
-    device
-        The device.
     """
     table, borders = (torch.tensor(numbers, device=device) for numbers in levels(bits))
     return table, borders

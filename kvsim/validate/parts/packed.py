@@ -66,8 +66,6 @@ class PackedRing:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         prompt
             Keys or values of the prompt, (batch, KV heads, tokens, head dim).
         lengths
@@ -102,8 +100,6 @@ class PackedRing:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         sequences
             Indices of the sequences.
         begins
@@ -282,86 +278,30 @@ class PackedStore(KvStore):
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]
-
-        Parameters
-        ----------
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
-        """
+        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]"""
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Pack a prompt's older tokens, and write the recent ones to the rings.
-
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence to store. [tokens]
-        plainly
-            Not used, as packing is an op of its own.
-        """
+        """Pack a prompt's older tokens, and write the recent ones to the rings."""
         with self.counter.op("quantise") as record:
             self.k.fill(record, keys, counts, [self.packed_keys(n) for n in counts])
             self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
 
     def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Write new tokens to the rings.
-
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
-        """
+        """Write new tokens to the rings."""
         with self.counter.op("attn") as record:
             self.k.append(keys, span.slots)
             self.v.append(values, span.slots)
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to packed rows and rings in one kernel.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Not used: queries see all tokens up to their own.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
-        """
+        """Attend to packed rows and rings in one kernel."""
         return self._attend_packed(queries, span).out.to(queries.dtype)
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, 1, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Not used: queries see all tokens up to their own.
-
-        Returns
-        -------
-        out : Tensor
-            The output, (sequences, heads, 1, dim).
-        weights : Tensor
-            Attention weight of every slot, (sequences, heads, 1, slots).
-        """
+        """Attend as :meth:`attend`, and return the attention weights too."""
         part = self._attend_packed(queries, span, scored=True)
         return part.out.to(queries.dtype), shares(part).to(queries.dtype)
 
@@ -370,26 +310,14 @@ class PackedStore(KvStore):
         return {"kv": [*self.k.tensors(), *self.v.tensors()]}
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Count the packed rows and groups in use, in every tensor of keys and then of values.
-
-        Parameters
-        ----------
-        ends
-            Tokens of each sequence. [tokens]
-        """
+        """Count the packed rows and groups in use, in every tensor of keys and then of values."""
         keys, values = self.packed_keys(max(ends)), self.packed_values(max(ends))
         groups = keys // self.k.store.group
         codes = 1 if self.k.store.lower is None else 2
         return [keys] * codes + [groups] * 2 + [values] * (codes + 2)
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Replace the packed tensors by others of the same shapes.
-
-        Parameters
-        ----------
-        tables
-            Codes, scales and zero points of keys, then those of values.
-        """
+        """Replace the packed tensors by others of the same shapes."""
         half = len(tables) // 2
         for side, (codes, *lower, scale, zero) in (
             (self.k, tables[:half]),

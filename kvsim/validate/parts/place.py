@@ -43,33 +43,11 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Create the storage of one layer.
-
-        Parameters
-        ----------
-        kind
-            Class of the storage.
-        where
-            The layer.
-        slots
-            Tokens per sequence to allocate. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The empty storage.
-        """
+        """Create the storage of one layer."""
         return kind(self.room(where, slots))
 
     def room(self, where: LayerContext, slots: int) -> CacheRoom:
         """Describe the storage that a layer needs on the GPU.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        slots
-            Tokens per sequence to allocate. [tokens]
 
         Returns
         -------
@@ -126,15 +104,6 @@ class CachePlacement:
         """Store a layer's inputs in a pass over the prompt; by default nothing is stored.
 
         Placements that recompute keys and values later do so from these.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        tensor
-            Normed hidden states, (sequences, new, hidden).
-        step
-            The pass over a chunk of the prompt.
         """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
@@ -148,11 +117,6 @@ class CachePlacement:
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer that do not stay on the GPU.
-
-        Parameters
-        ----------
-        layer
-            Place of the layer.
 
         Returns
         -------
@@ -219,20 +183,6 @@ class Place(CachePlacement):
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
         """Create the storage of one layer, with the share of rows in host memory that is set.
 
-        Parameters
-        ----------
-        kind
-            Class of the storage.
-        where
-            The layer.
-        slots
-            Tokens per sequence to allocate. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The empty storage.
-
         Raises
         ------
         InputError
@@ -287,36 +237,19 @@ class Place(CachePlacement):
         return place.cpu_share == 1 and place.tiles > 1 and self.streamed is None
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attend now, or let the CPU attend while the GPU goes on with the next part of the batch.
-
-        Parameters and result are those of ``CachePlacement.answer``.
-        """
+        """Attend now, or on the CPU while the GPU goes on with the next part of the batch."""
         if not self.attends_async:
             return attend()
         answer, device = self.lanes().submit(attend), self.run.decoder.device
         return lambda: answer().to(device)
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Start the copy of a piece of the next layer's weights, if weights are streamed.
-
-        Parameters
-        ----------
-        where
-            The layer that the pass has reached.
-        """
+        """Start the copy of a piece of the next layer's weights, if weights are streamed."""
         if self.streamed:
             self.streamed.ahead(where.layer, where.rows.start // where.batch)
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Start copying the next layer's rows to the GPU, and wait for this layer's.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Start copying the next layer's rows to the GPU, and wait for this layer's."""
         if step.kind == "prefill" and step.begins_prompt:
             self.layer_reached(where)
         if where.visit in self.leaving.stores:
@@ -325,33 +258,19 @@ class Place(CachePlacement):
             self.buffers[where.visit].before_attention(where, step)
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Copy a layer's inputs to host memory, if its keys and values are recomputed from them.
-
-        Parameters are those of ``CachePlacement.store_inputs``.
-        """
+        """Copy a layer's inputs to host memory, if its keys and values are recomputed from them."""
         if where.visit in self.buffers:
             self.buffers[where.visit].store_inputs(where, tensor, step)
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Copy the new keys and values of a layer to host memory.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Copy the new keys and values of a layer to host memory."""
         if where.visit in self.leaving.stores:
             self.leaving.end(where, step)
         if where.visit in self.buffers:
             self.buffers[where.visit].after_attention(where, step)
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Return the weights of a layer that were streamed; None if weights stay on the GPU.
-
-        Parameters and result are those of ``CachePlacement.weights``.
-        """
+        """Return the weights of a layer that were streamed; None if weights stay on the GPU."""
         return self.streamed.layer(layer) if self.streamed else None
 
     def round_done(self) -> None:

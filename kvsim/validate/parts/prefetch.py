@@ -72,8 +72,6 @@ class TokenTables:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         numbers
             (tokens, ...), flattened to the width of a row.
         tables
@@ -94,8 +92,6 @@ class TokenTables:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         tables
             As ``tables`` made them.
         part
@@ -178,10 +174,6 @@ class HostRows:
 
         Parameters
         ----------
-        tensor
-            Normed hidden states, (sequences, new, hidden).
-        step
-            The pass.
         turn
             Index of the shared buffer that the layer uses.
         """
@@ -268,15 +260,7 @@ class PrefetchBuffers:
             rows.ready()
 
     def before_attention(self, context: LayerContext, step: Pass) -> None:
-        """Start copying the next layer's rows, and wait for this layer's.
-
-        Parameters
-        ----------
-        context
-            The layer.
-        step
-            The pass.
-        """
+        """Start copying the next layer's rows, and wait for this layer's."""
         rows = self.layers[context.visit]
         rows.kv.visit(self._tables(self._turn))
         if step.kind == "prefill":
@@ -294,29 +278,11 @@ class PrefetchBuffers:
             self._widen(rows, coming.part)
 
     def store_inputs(self, context: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Copy the inputs of a chunk of the prompt to the host, if tokens are recomputed from them.
-
-        Parameters
-        ----------
-        context
-            The layer.
-        tensor
-            Normed hidden states, (sequences, new, hidden).
-        step
-            The pass.
-        """
+        """Copy the inputs of a prompt chunk to the host, if tokens are recomputed from them."""
         self.layers[context.visit].store_inputs(tensor, step, self._turn)
 
     def after_attention(self, context: LayerContext, step: Pass) -> None:
-        """Copy new rows to host memory, after which the buffer can be reused.
-
-        Parameters
-        ----------
-        context
-            The layer.
-        step
-            The pass.
-        """
+        """Copy new rows to host memory, after which the buffer can be reused."""
         rows, prompt = self.layers[context.visit], step.kind == "prefill"
         if prompt:
             if step.length < self.run.prompt:
@@ -457,13 +423,7 @@ class StreamedWeights:
             self.ahead(-1, piece)
 
     def layer(self, index: int) -> LayerWeights:
-        """Wait for the weights of a layer, and return them; layers must be asked for in order.
-
-        Parameters
-        ----------
-        index
-            Index of the layer.
-        """
+        """Wait for the weights of a layer, and return them; layers must be asked for in order."""
         self._turn += 1
         self._free = self.transfers.mark()
         for mark, note in self._coming:

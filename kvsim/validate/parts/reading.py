@@ -51,10 +51,7 @@ class SparsePromptCache(LayerCache):
         self.refuse_windows()
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk of the prompt to its slots, and attend with it.
-
-        Parameters and result are those of ``LayerCache.prefill``.
-        """
+        """Write a chunk of the prompt to its slots, and attend with it."""
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
@@ -107,20 +104,6 @@ class SparseBlocksCache(SparsePromptCache):
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with each block of queries to its best blocks.
 
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            The prompts so far, (sequences, KV heads, tokens, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
-
         Raises
         ------
         InputError
@@ -159,8 +142,6 @@ class SparseBlocksCache(SparsePromptCache):
         ----------
         found
             Ranks of blocks, (sequences, heads, blocks of queries, blocks of keys).
-        step
-            The pass.
 
         Returns
         -------

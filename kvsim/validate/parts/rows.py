@@ -84,32 +84,15 @@ class Plain(Codec):
     """Codec of unpacked numbers, which are stored as they are."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Return the size and number format of the only part.
-
-        Parameters
-        ----------
-        dim
-            Numbers of a head.
-        dtype
-            Their format.
-        """
+        """Return the size and number format of the only part."""
         return [(dim, dtype)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Return the numbers unchanged, as the only part.
-
-        Parameters and result are those of ``Codec.encode``.
-        """
+        """Return the numbers unchanged, as the only part."""
         return [numbers]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange the numbers as rows of 16 bits that need no unpacking.
-
-        Parameters
-        ----------
-        parts
-            The only part, (sequences, KV heads, tokens, dim).
-        """
+        """Arrange the numbers as rows of 16 bits that need no unpacking."""
         return EncodedRows.from_parts(parts, 16, lambda parts: parts[0].float())
 
 
@@ -146,26 +129,12 @@ class EncodedRows(Store):
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
 
     def sequences(self, part: slice) -> Self:
-        """Select some sequences, without a copy.
-
-        Parameters are those of ``Store.sequences``.
-        """
+        """Select some sequences, without a copy."""
         assert self.widen is not None
         return self.from_parts([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Dequantise a range of tokens.
-
-        Parameters
-        ----------
-        start, stop
-            First token, and the one after the last; None for all that follow.
-
-        Returns
-        -------
-        Tensor
-            fp32 numbers, (sequences, KV heads, tokens, dim).
-        """
+        """Dequantise a range of tokens."""
         assert self.widen is not None
         return self.widen([t[:, :, start:stop] for t in (self.codes, *self.more)])
 
@@ -242,8 +211,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         numbers
             (sequences, KV heads, tokens, dim).
         """
@@ -256,12 +223,8 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         numbers
             Keys or values, (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
         """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
@@ -273,8 +236,6 @@ class TokenRows:
         ----------
         made
             Parts, (sequences, KV heads, new, width) each.
-        span
-            Slots of the new tokens, and the slots in use after the pass.
         """
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:
@@ -288,8 +249,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         source, target
             The slots, (sequences, KV heads, 1) each.
         """
@@ -304,8 +263,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         index
             Slots to read, (sequences, KV heads, n).
 
@@ -373,36 +330,24 @@ class PerTokenCache(KvStore):
         """Return the codec of keys and that of values."""
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Encode the tokens of a prompt in the first slots.
-
-        Parameters are those of ``KvStore.fill``.
-        """
+        """Encode the tokens of a prompt in the first slots."""
         most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op(plainly if column.plain else "quantise") as record:
                 column.fill(record, numbers[:, :, :most])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first tokens, if they are not packed.
-
-        Parameters and result are those of ``KvStore.prompt``.
-        """
+        """Return keys and values of the first tokens, if they are not packed."""
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Encode the new tokens of a pass in their slots.
-
-        Parameters are those of ``KvStore.append``.
-        """
+        """Encode the new tokens of a pass in their slots."""
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op("attn" if column.plain else "quantise") as record:
                 column.write(record, numbers, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them.
-
-        Parameters and result are those of ``KvStore.attend``.
-        """
+        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them."""
         with self.counter.op("attn") as record:
             if self.plain:
                 keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))
@@ -413,24 +358,7 @@ class PerTokenCache(KvStore):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, 1, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        out : Tensor
-            The output, (sequences, heads, 1, dim).
-        weights : Tensor
-            Attention weight of every slot, (sequences, heads, 1, slots).
-        """
+        """Attend as :meth:`attend`, and return the attention weights too."""
         with self.counter.op("attn") as record:
             if not self.plain:
                 view = self._view(span)
@@ -468,23 +396,11 @@ class PerTokenCache(KvStore):
         return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Count the rows in use: one per token, in every part of keys and values.
-
-        Parameters
-        ----------
-        ends
-            Tokens of each sequence. [tokens]
-        """
+        """Count the rows in use: one per token, in every part of keys and values."""
         return [max(ends)] * (len(self.k.parts) + len(self.v.parts))
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Replace the tensors of keys and values by others of the same shapes.
-
-        Parameters
-        ----------
-        tables
-            The parts of keys, then those of values.
-        """
+        """Replace the tensors of keys and values by others of the same shapes."""
         count = len(self.k.parts)
         self.k.parts, self.v.parts = tables[:count], tables[count:]
 
@@ -530,42 +446,17 @@ class Groups(Codec):
         self.bits, self.group = bits, group
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Return size and number format of a row's codes, scales and zero points.
-
-        Parameters
-        ----------
-        dim
-            Numbers of a head.
-        dtype
-            Format of unpacked numbers, not used.
-        """
+        """Return size and number format of a row's codes, scales and zero points."""
         table = (dim // self.group, torch.float16)
         return [(dim * self.bits // 8, torch.uint8), table, table]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantise every token by itself.
-
-        Parameters
-        ----------
-        numbers
-            (sequences, KV heads, tokens, dim).
-
-        Returns
-        -------
-        list of Tensor
-            Codes, scales and zero points, (sequences, KV heads, tokens, width) each.
-        """
+        """Quantise every token by itself."""
         made = quantise(numbers, self.bits, self.group, "token")
         return [made.codes, made.scale, made.zero]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange the parts as the unpacking kernels read them.
-
-        Parameters
-        ----------
-        parts
-            Codes, scales and zero points.
-        """
+        """Arrange the parts as the unpacking kernels read them."""
         codes, scale, zero = parts
         return Store(codes, scale, zero, self.bits, self.group, "token")
 

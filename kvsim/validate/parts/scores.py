@@ -40,15 +40,7 @@ class KeptQueries:
         return cls(lengths[:, None] - many + torch.arange(many, device=lengths.device))
 
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """Keep the queries of a chunk whose positions are asked for.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        step
-            The pass.
-        """
+        """Keep the queries of a chunk whose positions are asked for."""
         place = self.positions[step.rows] - step.starts[0]
         here = ((place >= 0) & (place < step.new))[:, None, :, None]
         rows = place.clamp(0, step.new - 1)[:, None, :, None]
@@ -66,8 +58,6 @@ class KeptQueries:
 
         Parameters
         ----------
-        record
-            Counter of the op.
         keys
             (batch, KV heads, tokens, dim).
 
@@ -98,8 +88,6 @@ def query_ranges(
     ----------
     per_query
         Numbers that the scores of one query have; a GPU takes more at once.
-    device
-        The device.
     most
         Numbers that a range may have.
     """
@@ -213,14 +201,10 @@ def attend_and_add(
     ----------
     counter
         Counter of FLOPs and bytes.
-    queries
-        (sequences, heads, new, dim).
     keys, values
         The prompt so far, (batch, KV heads, tokens, dim).
     sums
         What every token was given, (batch, heads, tokens) in fp32.
-    step
-        The pass.
     counts
         Which queries are added, (batch, new).
     room

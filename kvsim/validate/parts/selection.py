@@ -97,37 +97,15 @@ class LayeredRun:
         return self.decoder.arch.shapes
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Return the weights of a layer, which may differ in draft passes or when streamed.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        kind
-            Kind of the pass.
-        """
+        """Return the weights of a layer, which may differ in draft passes or when streamed."""
         return self.decoder.weights.layers[layer]
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
-        """Create the storage of a layer in the memory that its placement chooses.
-
-        Parameters
-        ----------
-        context
-            The layer.
-        slots
-            Tokens per sequence to allocate. [tokens]
-        """
+        """Create the storage of a layer in the memory that its placement chooses."""
         raise NotImplementedError
 
     def transfers(self, layer: int) -> Transfers:
-        """Return the copy streams that a layer's placement uses.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        """
+        """Return the copy streams that a layer's placement uses."""
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
@@ -272,17 +250,8 @@ class LayerCache:
 
         Parameters
         ----------
-        queries
-            (sequences, heads, new, dim).
         keys, values
             The prompts so far, (sequences, KV heads, tokens, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
         """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
@@ -295,25 +264,13 @@ class LayerCache:
         ----------
         held
             Room for the prompt's keys and values, which the chunk is written to.
-        queries
-            (sequences, heads, new, dim).
-        step
-            The pass.
         """
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
             return attend(record, queries, k, v, self._visible(step))
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
-        """Use the input of the previous layer, in any pass after the prompt; by default ignored.
-
-        Parameters
-        ----------
-        tensor
-            Normed hidden states, (sequences, new, hidden).
-        step
-            The pass.
-        """
+        """Use the input of the previous layer, in any pass after the prompt; by default ignored."""
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store what stays of a prompt that has been read.
@@ -326,35 +283,14 @@ class LayerCache:
         self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of a pass, and attend with them.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
-        """
+        """Store the new tokens of a pass, and attend with them."""
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
         """Free what only prompts need; called when every layer has read them."""
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do the technique's work between the first token and the first round.
-
-        Parameters
-        ----------
-        generation
-            The generation that is running.
-        """
+        """Do the technique's work between the first token and the first round."""
 
     def buffers(self) -> Resident:
         """Return the tensors that a selection keeps besides keys and values, by tier and name."""
@@ -382,32 +318,11 @@ class LayerCache:
         return self.run.counter
 
     def make(self, slots: int) -> KvStore:
-        """Create storage in the memory that the layer's placement chooses.
-
-        Parameters
-        ----------
-        slots
-            Tokens per sequence to allocate. [tokens]
-        """
+        """Create storage in the memory that the layer's placement chooses."""
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk of the prompts to its slots, and attend with it.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
-        """
+        """Write a chunk of the prompts to its slots, and attend with it."""
         if len(step.starts) < self.batch:
             held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
@@ -416,24 +331,7 @@ class LayerCache:
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens in given slots, and attend to all slots in use.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        keys, values
-            (sequences, KV heads, new, dim).
-        step
-            The pass.
-        span
-            Slots of the new tokens.
-
-        Returns
-        -------
-        Tensor
-            The output, (sequences, heads, new, dim).
-        """
+        """Store new tokens in given slots, and attend to all slots in use."""
         if step.fixed:
             span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)

@@ -75,8 +75,6 @@ class RunningGeneration(Protocol):
         ----------
         tokens
             New tokens, (batch, new).
-        kind
-            Kind of the pass.
         ahead
             Tokens between the cached ones and the first new one, such as earlier drafts. [tokens]
 
@@ -157,14 +155,8 @@ def hold_chunk(
 
     Parameters
     ----------
-    record
-        The op that writes.
     held
         Keys and values of the whole batch, (batch, KV heads, slots, dim), changed in place.
-    keys, values
-        Those of the chunk, (sequences, KV heads, new, dim).
-    step
-        The pass.
 
     Returns
     -------
@@ -187,8 +179,6 @@ def put(cache: Tensor, new: Tensor, step: Pass) -> None:
         Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
     new
         Those of the pass, (sequences, KV heads, new, dim).
-    step
-        The pass.
     """
     cache = cache[step.rows]
     if step.uniform:
@@ -352,8 +342,6 @@ class CacheRoom:
 
         Parameters
         ----------
-        keys
-            (sequences, KV heads, tokens, dim).
         slots
             Their positions, (sequences, tokens).
         back
@@ -410,8 +398,6 @@ class SlotRange:
 
         Parameters
         ----------
-        step
-            The pass.
         away
             Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
         moved
@@ -457,8 +443,6 @@ class SlotRange:
 
         Parameters
         ----------
-        step
-            The pass.
         window
             Tokens that a query sees at most, itself included. [tokens]
         """
@@ -500,14 +484,8 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        queries
-            (sequences, heads, new, dim).
         keys, values
             Of the prompt so far, (sequences, KV heads, tokens, dim).
-        step
-            The pass.
-        seen
-            Which slots each query sees.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -533,8 +511,6 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        keys, values
-            (sequences, KV heads, tokens, dim).
         counts
             Tokens of each sequence to store. [tokens]
         plainly
@@ -573,46 +549,14 @@ class KvStore(ABC):
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass in their slots.
-
-        Parameters
-        ----------
-        keys, values
-            (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens, and the slots in use after the pass.
-        """
+        """Store the new tokens of a pass in their slots."""
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
-        seen
-            Which of the slots in use each query sees.
-
-        Returns
-        -------
-        Tensor
-            (sequences, heads, new, dim).
-        """
+        """Attend to the slots in use."""
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
         """Start attention that may run beside that of other stores.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots of the new tokens, and the slots in use after the pass.
-        seen
-            Which of the slots in use each query sees.
 
         Returns
         -------
@@ -633,10 +577,6 @@ class KvStore(ABC):
         ----------
         queries
             (sequences, heads, 1, dim).
-        span
-            Slots of the new tokens, and the slots in use after the pass.
-        seen
-            Which slots each query sees.
         """
         raise NotImplementedError
 
@@ -710,14 +650,8 @@ def attend_packed(
 
     Parameters
     ----------
-    record
-        Counter of the op.
-    queries
-        (sequences, heads, new, dim).
     view
         The slots, as the kernel reads them.
-    span
-        Slots of the new tokens, and the slots in use after the pass.
     read
         Lists the tensors that the kernel has read of the slots.
     scored
@@ -745,12 +679,6 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
     Parameters
     ----------
-    record
-        Counter of the op.
-    queries
-        (sequences, heads, new, dim).
-    span
-        Slots of the new tokens, and the slots in use after the pass.
     fused
         Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
     """

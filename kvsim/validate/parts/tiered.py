@@ -192,30 +192,21 @@ class TieredStore(KvStore):
         return max(self.ends)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Store the tokens of a prompt, each row where it belongs.
-
-        Parameters are those of ``KvStore.fill``.
-        """
+        """Store the tokens of a prompt, each row where it belongs."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.fill(rows.select(keys), rows.select(values), rows.counts(counts), plainly)
         self.ends = tuple(self.groups[0][0].counts(counts))
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Join keys and values of the prompt's first tokens from all rows.
-
-        Parameters and result are those of ``KvStore.prompt``.
-        """
+        """Join keys and values of the prompt's first tokens from all rows."""
         parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
         shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
         keys, values = (torch.cat(side).view(shape) for side in parts)
         return keys, values
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass, each row where it belongs.
-
-        Parameters are those of ``KvStore.append``.
-        """
+        """Store the new tokens of a pass, each row where it belongs."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.append(rows.select(keys), rows.select(values), rows.span(span))
@@ -223,10 +214,7 @@ class TieredStore(KvStore):
         self.begins = min(self.ends) - span.new
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the rows in all places; the CPU starts first, and its results are joined last.
-
-        Parameters and result are those of ``KvStore.attend``.
-        """
+        """Attend to the rows in all places; the CPU starts first and is waited for last."""
         shape = queries.shape
         queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
         asked = []
@@ -239,10 +227,7 @@ class TieredStore(KvStore):
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
     def commit(self, before: list[int], after: list[int]) -> None:
-        """End a round, after which some of the new tokens stay.
-
-        Parameters are those of ``KvStore.commit``.
-        """
+        """End a round, after which some of the new tokens stay."""
         for rows, kv in self.groups:
             kv.commit(rows.counts(before), rows.counts(after))
         self.ends = tuple(self.groups[0][0].counts(after))
@@ -289,10 +274,7 @@ class CpuStore(KvStore):
         self._new: list[Tensor] = []
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Write the tokens of a prompt to GPU buffers that are copied to host memory later.
-
-        Parameters are those of ``KvStore.fill``.
-        """
+        """Write the tokens of a prompt to GPU buffers that are copied to host memory later."""
         self.held = max(counts)
         with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
@@ -300,18 +282,12 @@ class CpuStore(KvStore):
                 record.writes(kept[:, :, : self.held])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the GPU buffers of the prompt's first tokens.
-
-        Parameters and result are those of ``KvStore.prompt``.
-        """
+        """Return the GPU buffers of the prompt's first tokens."""
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Write new tokens to the GPU buffers; in decoding, keep them to be sent with the queries.
-
-        Parameters are those of ``KvStore.append``.
-        """
+        """Write new tokens to the GPU buffers; in decoding, keep them to send with the queries."""
         self.held = span.longest
         if not self.buffers:
             self._new = [keys, values]
@@ -323,10 +299,7 @@ class CpuStore(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend on the GPU while prompts are read, and on the CPU afterwards.
-
-        Parameters and result are those of ``KvStore.attend``.
-        """
+        """Attend on the GPU while prompts are read, and on the CPU afterwards."""
         if self.buffers:
             with self.counter.op("attn") as record:
                 keys, values = (buffer[:, :, : span.longest] for buffer in self.buffers)
@@ -335,22 +308,7 @@ class CpuStore(KvStore):
         return out.to(queries.device) if self.returns else out
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Start attention on the CPU, beside that of the GPU.
-
-        Parameters
-        ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots in use of each sequence.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        callable
-            Waits for the output, (sequences, heads, new, dim), on the device of the queries.
-        """
+        """Start attention on the CPU, beside that of the GPU."""
         if self.buffers:
             return super().attend_async(queries, span, seen)
         answer = self.lanes.submit(self._on_the_cpu(queries, span, seen, "attn_cpu"))
@@ -390,29 +348,13 @@ class LeavingPrompts:
         self.stages = PromptStages(lanes, counter, "store_kv")
 
     def begin(self, where: LayerContext, step: Pass) -> None:
-        """Give a layer GPU buffers for its prompts.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Give a layer GPU buffers for its prompts."""
         kv = self.stores[where.visit]
         if step.kind == "prefill" and not kv.buffers:
             kv.buffers = self.stages.take(lambda: [kv.room.zeros(where.run.prompt) for _ in "kv"])
 
     def end(self, where: LayerContext, step: Pass) -> None:
-        """Copy the prompts of a layer to host memory once they are complete.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Copy the prompts of a layer to host memory once they are complete."""
         kv = self.stores[where.visit]
         if step.kind == "prefill" and step.length >= where.run.prompt:
             pairs = zip(kv.homes, kv.buffers, strict=True)

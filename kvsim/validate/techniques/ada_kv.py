@@ -51,11 +51,6 @@ class AdaKv(Snapkv):
         Every KV head keeps its best tokens up to a fifth (``OWN``) of ``budget``. The rest of the
         layer's budget, ``budget`` times the number of KV heads, goes to the highest scores of all
         heads. Prompts that fit in the budget are stored in full.
-
-        Parameters
-        ----------
-        keys, values
-            The prompts, (batch, KV heads, longest prompt, head dim).
         """
         tokens, lengths = torch.arange(self.prompt, device=keys.device), self._on_device
         there = tokens < lengths[:, None]
@@ -82,10 +77,7 @@ class AdaKv(Snapkv):
         self.kv.fill(kept[0], kept[1], counts, "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of all KV heads, and let each query attend to its own head's tokens.
-
-        Parameters and result are those of ``LayerCache.attend``.
-        """
+        """Store the new tokens of all KV heads; each query attends to its own head's tokens."""
         if not self.uneven:
             return super().attend(queries, keys, values, step)
         span, many = self.slot_range(step), self.heads
@@ -105,12 +97,5 @@ class AdaKv(Snapkv):
         return self.kv.attend(queries.transpose(1, 2), flat, seen[:, None]).transpose(1, 2)
 
     def buffers(self) -> Resident:
-        """Return the index of the slot after the last kept prompt token of each KV head.
-
-        Returns
-        -------
-        Resident
-            One int32 tensor in GPU memory, named ``head ends``, (batch, KV heads). It has no
-            columns if the longest prompt fits in the budget.
-        """
+        """Return the index of the slot after the last kept prompt token of each KV head."""
         return {"gpu": {"head ends": [self.ends]}}

@@ -77,20 +77,7 @@ class Values(LayerCache):
             self.host.prompt_done()
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Score all keys, fetch the values of the best N, and weigh them.
-
-        Parameters
-        ----------
-        queries
-            Of the new token, (batch, heads, 1, dim).
-        keys, values
-            Of the new token, (batch, KV heads, 1, dim).
-
-        Returns
-        -------
-        Tensor
-            (batch, heads, 1, dim).
-        """
+        """Score all keys, fetch the values of the best N, and weigh them."""
         count, span, rows = min(self.n, step.length), SlotRange.after_cached(step), self.rows
         own = self._append(keys, values, span)
         with self.counter.op("scores" if self.host else "attn") as record:

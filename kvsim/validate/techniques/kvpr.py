@@ -118,28 +118,6 @@ class Kvpr(HostRows):
         Queues the copy of the layer's inputs to the GPU and, on a second compute stream, the
         projection of these inputs to keys and values. Returns without waiting for either. The
         caller copies the keys and values of the remaining tokens at the same time.
-
-        Parameters
-        ----------
-        turn
-            Number of layers that were processed before, over all passes. Even and odd numbers use
-            different input buffers.
-        tokens
-            Cached tokens of the longest sequence. [tokens]
-        note
-            Counter that records the FLOPs and bytes of the queued work.
-        after
-            Events that the queued work waits for.
-        tables
-            GPU buffers for the keys and for the values, (tokens, sequences * KV heads, head dim).
-            The recomputed tokens are written to their first rows.
-
-        Returns
-        -------
-        split : int
-            Number of recomputed tokens; 0 if nothing is recomputed. [tokens]
-        events : list of Mark
-            Events that signal the end of the recomputation; empty if nothing is recomputed.
         """
         split = self.split(tokens)
         if not split:

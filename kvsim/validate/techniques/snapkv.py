@@ -33,10 +33,7 @@ class Snapkv(CutCache):
         self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Compute full causal attention for a chunk, and record the observation window's queries.
-
-        Parameters and result are those of ``LayerCache.attend_prompt``.
-        """
+        """Compute full causal attention for a chunk, and record the window's queries."""
         self.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
@@ -60,18 +57,6 @@ class Snapkv(CutCache):
 
         Attention weights are summed over the window's queries and averaged over ``POOL``
         neighbouring tokens. Tokens of the window itself score infinity, so that they are kept.
-
-        Parameters
-        ----------
-        keys, values
-            The prompts, (batch, KV heads, longest prompt, head dim); values are not used.
-        there
-            Not used.
-
-        Returns
-        -------
-        Tensor
-            Scores, (batch, KV heads, longest prompt).
         """
         with self.counter.op("observe") as record:
             weights = self.last.weights(record, keys)

@@ -111,8 +111,6 @@ class LateKivi(PackedStore):
         ----------
         queries
             Of the new tokens, (batch, heads, new, dim).
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
         fetched
             The pairs and their tokens; None to attend to the packed cache alone.
         scored

@@ -66,51 +66,25 @@ class Turboquant(PerTokenCache):
         return keys, values
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Rotate, quantise and store the tokens of the prompts.
-
-        Parameters are those of ``KvStore.fill``.
-        """
+        """Rotate, quantise and store the tokens of the prompts."""
         most = max(counts)
         turned = self._rotate("rotate", True, keys[:, :, :most], values[:, :, :most])
         super().fill(turned[0], turned[1], counts, plainly)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Rotate, quantise and store the new tokens of a pass.
-
-        Parameters are those of ``KvStore.append``.
-        """
+        """Rotate, quantise and store the new tokens of a pass."""
         turned = self._rotate("rotate", True, keys, values)
         super().append(turned[0], turned[1], span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Rotate the queries, attend to the rotated cache, and rotate the output back.
-
-        Parameters and result are those of ``KvStore.attend``.
-        """
+        """Rotate the queries, attend to the rotated cache, and rotate the output back."""
         out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
         return self._rotate("rotate_back", True, out)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
-
-        Parameters
-        ----------
-        queries
-            Unrotated queries, (sequences, heads, 1, head dim).
-        span
-            Slots of the new tokens, and the slots in use after the pass.
-        seen
-            Which slots each query sees.
-
-        Returns
-        -------
-        out : Tensor
-            Attention output, rotated back, (sequences, heads, 1, head dim).
-        weights : Tensor
-            Attention weight of every slot, (sequences, heads, 1, slots).
-        """
+        """Attend as :meth:`attend`, and return the attention weights too."""
         turned = self._rotate("rotate", False, queries)[0]
         out, weights = super().attend_with_scores(turned, span, seen)
         return self._rotate("rotate_back", True, out)[0], weights
@@ -159,19 +133,7 @@ class Levels(Codec):
         return [(dim * self.bits // 8, torch.uint8), (dim // self.group, torch.float16)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantise every element to the nearest level, after division by its group's RMS value.
-
-        Parameters
-        ----------
-        numbers
-            Rotated keys or values, (sequences, KV heads, tokens, head dim).
-
-        Returns
-        -------
-        list of Tensor
-            Packed codes, uint8, and the norms of the groups, fp16;
-            (sequences, KV heads, tokens, width) each.
-        """
+        """Quantise every element to the nearest level, after division by its group's RMS value."""
         parts = self._grouped(numbers.float())
         norms = parts.norm(dim=-1).half()
         scale = norms.float()[..., None] / self.group**0.5

@@ -114,16 +114,6 @@ class Zipcache(KvStore):
         """Attend to packed rows and the window; add up saliency if the token probes.
 
         A full window is packed afterwards.
-
-        Parameters
-        ----------
-        queries
-            Of the new token, (sequences, heads, 1, dim).
-
-        Returns
-        -------
-        Tensor
-            (sequences, heads, 1, dim).
         """
         fresh, probing = self._token % self.window + 1, self.probing.probes(self._token)
         with self.counter.op("attn") as record:
@@ -228,8 +218,6 @@ def channelwise(numbers: Tensor, bits: int, valid: Tensor) -> Store:
     ----------
     numbers
         Keys, (batch, KV heads, tokens, head dim).
-    bits
-        Bits per number.
     valid
         Rows that hold a token, (batch, tokens); the others are packed, but set no range.
     """
@@ -257,8 +245,6 @@ def separable(numbers: Tensor, bits: int, valid: Tensor) -> Store:
     ----------
     numbers
         Values, (batch, KV heads, tokens, head dim).
-    bits
-        Bits per number.
     valid
         Rows that hold a token, (batch, tokens); the others are packed, but set no factor.
     """
@@ -366,8 +352,6 @@ class PrecisionRows:
 
         Parameters
         ----------
-        record
-            Counter of what is read and written.
         keys, values
             All of the tokens, (batch, KV heads, tokens, head dim).
         order
@@ -502,8 +486,6 @@ def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
 
     Parameters
     ----------
-    record
-        Counter of what is read and written.
     probes
         Queries of the prompt that probe; sequences with fewer are filled up.
     keys

@@ -269,10 +269,6 @@ def run_timed(
     ----------
     decoder
         The model, on the device to measure.
-    technique
-        The KV-cache technique.
-    work
-        Number and length of the random prompts, and number of tokens to generate.
     by_op
         Measure each op too, which slows the run down.
     busy
@@ -354,10 +350,6 @@ def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Ti
     ----------
     decoder
         The model, on the device to measure.
-    technique
-        The KV-cache technique.
-    work
-        Number and length of the random prompts, and number of tokens to generate.
 
     Returns
     -------
@@ -390,10 +382,6 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     ----------
     decoder
         The model, on the device to measure.
-    technique
-        The KV-cache technique.
-    work
-        Number and length of the random prompts, and number of tokens to generate.
 
     Returns
     -------
