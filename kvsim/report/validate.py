@@ -132,9 +132,9 @@ def _op(line: Line) -> Row:
     return {
         "phase": line.phase,
         "op": line.op,
-        **{f"{key}_flop": work.flops for key, work in both.items()},
+        **{f"{key}_flop": float(work.flops) for key, work in both.items()},
         **{
-            f"{key}_bytes": {c: work.bytes.get(c, 0.0) for c in CHANNELS}
+            f"{key}_bytes": {c: float(work.bytes.get(c, 0.0)) for c in CHANNELS}
             for key, work in both.items()
         },
         "launches": int(line.counted.launches),

@@ -32,7 +32,7 @@ Layout = list[tuple[Shapes, int, Parts]]
 """Blocks of layers, how often each repeats, and what its layers do."""
 Counted = list[tuple[LayerShape, int, Parts]]
 """Shapes of layers, how many there are, and what they do."""
-RANKED_ALONE = 4096  # tokens that one program ranks, in ``validate/kernels/topk_triton.py``
+RANKED_ALONE = 4096  # tokens that one program ranks, in ``validate/kernels/rows_triton.py``
 MODEL_LAUNCHES = Launches(
     prefill={"sample": 3, "attn": 2}, draft={"sample": 3}, decode={"sample": 3}
 )

@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 from weakref import ref
 
 import torch
@@ -166,7 +166,7 @@ class Footprint(Watch):  # type: ignore[no-untyped-call]
         self._writes: dict[int, set[View]] = defaultdict(set)
         self._computed: dict[int, set[View]] = defaultdict(set)  # writes but for plain copies
 
-    def close(self) -> tuple[int, list[Written]]:
+    def finish(self) -> tuple[int, list[Written]]:
         """Tell what was moved; the op is over.
 
         Returns
@@ -276,12 +276,12 @@ def size(*tensors: Tensor | None) -> int:
 
 @dataclass
 class Count:
-    """What one op did in one forward pass, over all layers."""
+    """What one op did, or is stated to do, over all layers: in one forward pass or a phase."""
 
-    flops: int = 0  # [FLOP]
-    bytes: dict[Channel, int] = field(default_factory=dict)  # by channel [B]
+    flops: float = 0  # [FLOP]
+    bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
     rows: int = 0  # gathered one by one from host memory
-    launches: int = 0  # kernels that PyTorch ran, views and allocations left out
+    launches: float = 0  # kernels that PyTorch ran, views and allocations left out
     stated: int = 0  # of the bytes those that the op names, copies between memories left out [B]
     touched: int = 0  # what its kernels read and wrote, as they were seen to, but for ... [B]
     written: list[Written] = field(default_factory=list)  # ... what others read later
@@ -291,7 +291,7 @@ class Count:
         """What its kernels read and wrote, as ``Footprint`` counts. [B]"""
         return self.touched + sum(one.size for one in self.written)
 
-    def move(self, channel: Channel, moved: int) -> None:
+    def move(self, channel: Channel, moved: float) -> None:
         """Add bytes to a channel.
 
         Parameters
@@ -318,17 +318,24 @@ class Count:
         for channel, moved in other.bytes.items():
             self.move(channel, moved)
 
+    def times(self, factor: float) -> "Count":
+        """Multiply FLOPs, bytes and launches by how often they happen."""
+        moved = {channel: factor * n for channel, n in self.bytes.items()}
+        return Count(factor * self.flops, moved, launches=factor * self.launches)
+
 
 class OpRecord:
     """What an op says about itself while it runs; does nothing unless counted."""
 
     counting = False  # whether it is worth finding out what to say
 
-    def reads(self, *tensors: Tensor | None) -> None:
-        """Note what the op reads from the memory of its device."""
+    def reads(self, *tensors: Tensor | None) -> Self:
+        """Note what the op reads from the memory of its device; returns this record."""
+        return self
 
-    def writes(self, *tensors: Tensor | None) -> None:
-        """Note what the op writes to the memory of its device."""
+    def writes(self, *tensors: Tensor | None) -> Self:
+        """Note what the op writes to the memory of its device; returns this record."""
+        return self
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         """Note which pairs of a query and a key are seen: only these count.
@@ -436,7 +443,7 @@ class OpCounter(NullCounter):
         self._lock = Lock()
         self._outlived = outlived or Outlived()
 
-    def between(self) -> AbstractContextManager[object]:
+    def watch(self) -> AbstractContextManager[object]:
         """A whole run: what is read between ops is seen too."""
         self.watched = True
         return Between(self._outlived)
@@ -451,7 +458,7 @@ class OpCounter(NullCounter):
         record, footprint = _CountedRecord(), Footprint(self._outlived)
         with footprint:
             yield record
-        touched, written = footprint.close()
+        touched, written = footprint.finish()
         with self._lock:
             count = self._count(name)
             count.stated += record.moved
@@ -479,7 +486,7 @@ class OpCounter(NullCounter):
         footprint = Footprint(self._outlived)
         with footprint:
             yield
-        moved, _ = footprint.close()
+        moved, _ = footprint.finish()
         with self._lock:
             self.links[stream] = self.links.get(stream, 0) + moved
 
@@ -509,11 +516,11 @@ class _CountedRecord(OpRecord):
     def computes(self, flops: int) -> None:
         self.unseen += flops
 
-    def reads(self, *tensors: Tensor | None) -> None:
+    def reads(self, *tensors: Tensor | None) -> Self:
         self.moved += size(*tensors)
+        return self
 
-    def writes(self, *tensors: Tensor | None) -> None:
-        self.moved += size(*tensors)
+    writes = reads
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         if isinstance(seen, Tensor):

@@ -87,7 +87,7 @@ class Generation:
                 self.impl.decode_round(self)
             self.resident["decode"] = self.impl.resident_bytes()
         finally:
-            self.impl.close()
+            self.impl.shutdown()
         return self.tokens
 
     @torch.inference_mode()

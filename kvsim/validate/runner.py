@@ -93,11 +93,11 @@ class Unit:
         return self.name.split(maxsplit=1)[0]
 
     @property
-    def least(self) -> Form:
+    def shortest(self) -> Form:
         """The shortest form that it has."""
         return "long" if self.short is None else "short"
 
-    def stated(self, form: Form) -> float:
+    def estimate(self, form: Form) -> float:
         """Return the estimated time of a form. [s]"""
         return self.short if form == "short" and self.short is not None else self.seconds
 
@@ -170,7 +170,7 @@ class Runner:
                 self.past[chosen.unit.name] = Past(chosen.form, took)
 
     @property
-    def left(self) -> float:
+    def time_left(self) -> float:
         """Time there still is. [s]"""
         return self._end - self.now()
 
@@ -184,7 +184,7 @@ class Runner:
     def expected(self, unit: Unit, form: Form, pace: float = 1.0) -> float:
         """Estimate how long a unit takes; longer than it was given where it was ended early. [s]"""
         ended = self.past.get(unit.name, NEVER).ended.get(form, 0.0)
-        return max(pace * unit.stated(form), RETRY_FACTOR * ended)
+        return max(pace * unit.estimate(form), RETRY_FACTOR * ended)
 
     def paces(self) -> dict[str, float]:
         """Compare the time that units took with their estimates.
@@ -216,7 +216,7 @@ class Runner:
         list of Chosen
             In the order in which they run; empty where nothing fits.
         """
-        pace, time = self.paces(), self.left
+        pace, time = self.paces(), self.time_left
         budget = time
         done = {u.name: self.past.get(u.name, NEVER) for u in self.units}
         coming = {name for name, past in done.items() if past.form}
@@ -232,10 +232,10 @@ class Runner:
         for unit in open_:
             if unit.name in coming or not coming.issuperset(unit.needs):
                 continue
-            needed = expect(unit, unit.least)
+            needed = expect(unit, unit.shortest)
             goes_on = unit.resumes and budget > LEAST_BEGUN
             if needed <= budget or goes_on or unit.required:
-                planned[unit.name] = Chosen(unit, unit.least, needed)
+                planned[unit.name] = Chosen(unit, unit.shortest, needed)
                 coming.add(unit.name)
                 budget -= needed
         for name, one in planned.items():

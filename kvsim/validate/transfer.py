@@ -223,10 +223,10 @@ class Transfers:
         where = "meta" if self.device.type == "meta" else "cpu"
         return torch.zeros(shape, dtype=dtype, device=where)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """End all lanes, after what they still have to do; homes are pinned no more."""
         for lane in (self.h2d, self.d2h, self.side, *([self._cpu] if self._cpu else ())):
-            lane.close()
+            lane.shutdown()
         self._arena.leave()
 
 
@@ -295,7 +295,7 @@ class _ThreadLane:
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
         return _ThreadMark(self._thread.submit(self._run, work, after))
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         self._thread.shutdown()
 
 
@@ -308,7 +308,7 @@ class _ComputeLane:
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
         return _Later(partial(self._run, work, after))
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Work that was never waited for is not needed."""
 
 
@@ -347,7 +347,7 @@ class _CudaLane:
             self._run(work, after)
             return _CudaMark(self._device)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         self._stream.synchronize()
 
 

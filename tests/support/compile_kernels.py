@@ -40,11 +40,9 @@ from kvsim.validate.kernels import (
     attention,
     attention_triton,
     gather,
-    gather_triton,
     quantise,
-    quantise_triton,
+    rows_triton,
     topk,
-    topk_triton,
 )
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
@@ -157,8 +155,8 @@ def compiling(compiled: Compiled) -> Iterator[None]:
         return call
 
     attend = twice(attention_triton.attend, attention.attend)
-    gathered = twice(gather_triton.gather, gather.gather)
-    fused_pack, plain_pack = quantise_triton.quantise, quantise.quantise
+    gathered = twice(rows_triton.gather, gather.gather)
+    fused_pack, plain_pack = rows_triton.quantise, quantise.quantise
 
     def pack(numbers: Any, bits: int, group: int, by: Any, where: Any = "ends", *more: Any) -> Any:
         if where != "grid":
@@ -169,7 +167,7 @@ def compiling(compiled: Compiled) -> Iterator[None]:
         attention.attend: attend,
         quantise.quantise: pack,
         gather.gather: gathered,
-        topk.softmax_top_k: twice(topk_triton.softmax_top_k, topk.softmax_top_k),
+        topk.softmax_top_k: twice(rows_triton.softmax_top_k, topk.softmax_top_k),
     }
     replaced = [
         *((module, "launch", compiled.launch) for module in LAUNCHERS),
@@ -199,7 +197,7 @@ def _implementations() -> list[ModuleType]:
     ]
 
 
-LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
+LAUNCHERS = (attention_triton, rows_triton)
 
 
 def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:

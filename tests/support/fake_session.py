@@ -56,7 +56,7 @@ def work(folder: Path, clock: Clock, cut: float, number: int, unit: str, form: F
     """
     state, log = SessionState(folder), folder / "runs"
     (one,) = (u for u in all_units("cpu") if u.name == unit)
-    begin, took = clock(), random.Random(unit + form).uniform(0.5, 1.5) * one.stated(form)
+    begin, took = clock(), random.Random(unit + form).uniform(0.5, 1.5) * one.estimate(form)
     took = 1e4 if unit == HANGS else took
     with log.open("a") as file:
         file.write(f"{begin:.3f} {form} {unit} begun\n")

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from kvsim.validate import transfer
 from kvsim.validate.counter import is_composite, uncounted
-from kvsim.validate.kernels import attention_triton, quantise_triton
+from kvsim.validate.kernels import attention_triton, rows_triton
 from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly
 from kvsim.validate.kernels.stores import PartialAttention, View
@@ -184,7 +184,7 @@ def _attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttenti
 
 TWINS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (attention_triton, "attend", _attend),
-    (quantise_triton, "quantise", quantise_plainly),
+    (rows_triton, "quantise", quantise_plainly),
 )
 
 

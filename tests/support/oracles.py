@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels import attention_triton, gather_triton, quantise_triton
+from kvsim.validate.kernels import attention_triton, rows_triton
 from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.packing import unpack
@@ -138,7 +138,7 @@ def quantise(device: torch.device, small: bool) -> Iterator[Case]:
     for dim, bits, by in product((64, 128), (1, 2, 4, 8), ("channel", "token")):
         numbers = torch.randn(2, 2, 64 if small else 2048, dim).half().to(device)
         settings: Any = bits, GROUP, by, "centres" if bits == 1 else "ends"
-        ours = quantise_triton.quantise(numbers, *settings)
+        ours = rows_triton.quantise(numbers, *settings)
         plain = quantise_plainly(numbers, *settings)
         codes = [unpack(store.codes, bits).int() for store in (ours, plain)]
         differ = (codes[0] - codes[1]).abs()
@@ -172,7 +172,7 @@ def gather(device: torch.device, small: bool) -> Iterator[Case]:
             [torch.zeros(2, 2, 100, dim, device=where).half() for _ in "kv"]
             for where in (device, torch.device("cpu"))
         )
-        gather_triton.gather(k, v, index, *ours)
+        rows_triton.gather(k, v, index, *ours)
         gather_plainly(k, v, index.cpu(), *plain)
         same = all(torch.equal(a.cpu(), b) for a, b in zip(ours, plain, strict=True))
         yield {"head_dim": dim, "tokens": tokens, "off": 0.0 if same else 1.0, "passed": same}

@@ -21,10 +21,8 @@ from torch.utils._pytree import tree_map
 from kvsim.validate.counter import Fused, uncounted
 from kvsim.validate.kernels import (
     attention_triton,
-    gather_triton,
     language,
-    quantise_triton,
-    topk_triton,
+    rows_triton,
 )
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
@@ -33,7 +31,7 @@ from tests.support.pretended_cuda import GPU, stands_for_cuda
 from tests.support.small_llama import small_llama
 
 CPU = torch.device("cpu")
-LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
+LAUNCHERS = (attention_triton, rows_triton)
 ACROSS = (Tensor.copy_, Tensor.to, Tensor.cpu, Tensor.cuda)
 """What takes operands on two devices."""
 WAITS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.cpu)

@@ -66,7 +66,7 @@ def test_compute_beside_compute_runs_once_when_it_is_waited_for() -> None:
     mark.wait()
     mark.wait()
     assert order == ["copy", "compute"]
-    transfers.close()
+    transfers.shutdown()
 
 
 def test_attention_of_16_bits_runs_where_amx_meets_older_kernels(
@@ -158,7 +158,7 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         assert [home.shape for home in (*made_here, empty)] == [(3, 5, 7), (5000,), (0, 4)]
         assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in made_here)
         assert sum(runtime.pinned.values()) == sum(map(transfer.lines, (3 * 5 * 7 * 2, 5000)))
-        transfers.close()
+        transfers.shutdown()
         assert not runtime.pinned
     assert len(made) == 3, "to the device, from it, and beside"
     transfer._stream.cache_clear()

@@ -56,7 +56,7 @@ def test_rules(rule: str) -> None:
     counter = OpCounter()
     x, cache, where = torch.ones(8, 8), torch.zeros(8, 16), torch.tensor([1, 5])
     counter.begin("decode")
-    with counter.between():
+    with counter.watch():
         with counter.op("some"):
             made = work(x, cache, where)
         if made.untyped_storage()._cdata not in {t.untyped_storage()._cdata for t in (x, cache)}:
@@ -75,7 +75,7 @@ def decoder() -> Decoder:
 def measure(technique: Technique) -> list[MeasuredBytes]:
     counting = replace(decoder(), counter=(counter := OpCounter()))
     run = Generation(counting, technique, WORK.prompts(MODEL.model.vocab), WORK.generate)
-    with counter.between():
+    with counter.watch():
         run.complete()
     return list(measured_bytes(technique.name, counter))
 

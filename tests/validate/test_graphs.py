@@ -107,7 +107,7 @@ def test_every_other_technique_says_why_not() -> None:
             if name == "draft":
                 continue  # its model is another one
             run = Generation(small, parse(f"{name}:{settings[0]}".rstrip(":")), PROMPTS, 3)
-            run.impl.close()
+            run.impl.shutdown()
             assert run.impl.eager_reason, name
 
 

@@ -79,7 +79,7 @@ def late(monkeypatch: Any) -> Lateness:
         def __init__(self, device: torch.device, counter: NullCounter) -> None:
             super().__init__(device, counter, before=lateness.wait)
             if lateness.storing:
-                self.d2h.close()
+                self.d2h.shutdown()
                 self.d2h = transfer._ThreadLane(partial(transfer._run, lateness.store, nullcontext))
 
         def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -85,7 +85,7 @@ def test_no_product_of_that_rank_is_closer_to_the_prompts_keys() -> None:
         half = keys.shape[3] // 2
         before = keys * cos - torch.cat([-keys[..., half:], keys[..., :half]], 3) * sin
         sizes = torch.linalg.svdvals(before[0].transpose(0, 1).flatten(1).double())
-    run.impl.close()
+    run.impl.shutdown()
     assert lost == pytest.approx(sizes[8:].square().sum().item(), rel=1e-4)
     assert lost > 0
 

@@ -18,14 +18,12 @@ from kvsim.validate.kernels import (
     attention,
     attention_triton,
     blockwise,
-    quantise_triton,
+    rows_triton,
     topk,
-    topk_triton,
 )
-from kvsim.validate.kernels.attention import attend_in_blocks
 from kvsim.validate.kernels.gather import gather_plainly
-from kvsim.validate.kernels.gather_triton import gather
 from kvsim.validate.kernels.quantise import quantise, quantise_plainly
+from kvsim.validate.kernels.rows_triton import gather
 from kvsim.validate.kernels.stores import PartialAttention, View
 from tests.support.comparing import assert_close
 from tests.support.oracles import kivi_view, with_pairs, zipcache_view
@@ -40,19 +38,23 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR).half()
 
 
-KERNELS = [attention_triton.attend, attend_in_blocks]
+def attend_at_once(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "BLOCK_NUMBERS", 1 << 30)
+        return attention.attend_plainly(q, view, scored)
+
+
+KERNELS = [attention_triton.attend, attend_at_once]
 
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     GENERATOR.manual_seed(7)
-    monkeypatch.setattr(
-        blockwise, "BLOCK_NUMBERS", 1 << 12
-    )  # a few rows, so that there are several
+    monkeypatch.setattr(blockwise, "BLOCK_NUMBERS", 1 << 12)  # a few rows: several blocks
 
 
 def as_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """The plain result, which both kernels must have."""
+    """The plain result in blocks, which the kernel and a single block must have."""
     twin = attention.attend_plainly(q, view, scored)
     for attend in KERNELS:
         same(attend(q, view, scored), twin)
@@ -142,7 +144,7 @@ def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
     ours = as_plainly(q, view, scored=True)
     # by hand: the same rows, written over the widened ones
     assert view.index is not None and view.k_fetched is not None and view.v_fetched is not None
-    k, v = (attention.rows(replace(view, index=None), 200, x) for x in SIDES)
+    k, v = (attention.rows(replace(view, index=None), slice(0, 200), x) for x in SIDES)
     chosen = view.index[:, :, :40, None].expand(-1, -1, -1, 32).long()
     for rows, pairs in ((k, view.k_fetched), (v, view.v_fetched)):
         rows.scatter_(2, chosen, pairs[:, :, :40].float())
@@ -231,7 +233,7 @@ def test_quantise_and_pack(
     x = noise(1, 2, tokens, head_dim)
     for hierarchical in (False, True):
         twin = quantise_plainly(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
-        ours = quantise_triton.quantise(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
+        ours = rows_triton.quantise(x, bits, group, by, where, hierarchical)  # type: ignore[arg-type]
         for name in ("codes", "scale", "zero", "lower"):
             a, b = getattr(ours, name), getattr(twin, name)
             assert (a is None and b is None) or torch.equal(a, b), name
@@ -251,7 +253,7 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
     eligible = torch.tensor([tokens, max(tokens - 3, 0)]).int()
     twin, *others = (
         choose(logits, 2, k, eligible)
-        for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k, topk.ranked_top_k)
+        for choose in (topk.softmax_top_k_plainly, rows_triton.softmax_top_k, topk.ranked_top_k)
     )
     shares = topk.mean_attention(logits, 2)
     for ours in others:
@@ -277,7 +279,7 @@ def test_mean_attention_is_zero_where_nothing_is_seen_and_nan_of_nan() -> None:
 
 def test_top_k_by_hand() -> None:
     logits = torch.log(torch.tensor([[[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.1, 0.1]]]))
-    for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k):
+    for choose in (topk.softmax_top_k_plainly, rows_triton.softmax_top_k):
         all_four = torch.tensor([4]).int()
         assert choose(logits, 1, 2, all_four).tolist() == [[[0, 1]]]  # means 0.4, 0.25, 0.15, 0.2
         assert choose(logits, 2, 1, all_four).tolist() == [[[1], [0]]]

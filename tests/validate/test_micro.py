@@ -112,7 +112,7 @@ def test_lanes_of_a_cpu_are_timed_by_what_their_threads_compute() -> None:
     assert min(some) >= 0.02 and min(some) < 0.03
     assert timer([lambda: time.sleep(0.02)]) < 0.01
     for lane in lanes:
-        lane.close()
+        lane.shutdown()
 
 
 def test_long_calls_are_timed_a_few_times_whatever_the_budget() -> None:

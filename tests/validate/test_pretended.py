@@ -77,7 +77,7 @@ def test_homes_are_one_mapping_as_large_as_stated(
         work = RandomPrompts(2, len(PROMPTS[0]), 3)
         point = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
         stated = run.impl.technique.resident(small.deployment, point)["host"]
-        run.impl.close()
+        run.impl.shutdown()
     assert not pinned
     total = sum(float(np.ravel(n)[0]) for n in stated.values())
     assert sum(map(size, kept)) == pytest.approx(total, rel=1e-9)

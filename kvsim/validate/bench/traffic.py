@@ -180,7 +180,7 @@ def lanes(place: Bench) -> Iterator[Transfers]:
     try:
         yield transfers
     finally:
-        transfers.close()
+        transfers.shutdown()
 
 
 SCARCE = 16  # rows there are per row that is fetched

@@ -117,7 +117,7 @@ def rehearse(
     """
     weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
     decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=deployment)
-    implement(technique, decoder, [work.prompt] * work.batch, work.generate).close()
+    implement(technique, decoder, [work.prompt] * work.batch, work.generate).shutdown()
 
 
 def sort_runnable(
@@ -191,7 +191,7 @@ def check(
         counter = OpCounter()
         try:
             run = Generation(replace(counting, counter=counter), t, prompts, work.generate)
-            with counter.between():
+            with counter.watch():
                 run.complete()
         except refusals() as problem:
             yield CannotRun(t, first_line(problem, 200))

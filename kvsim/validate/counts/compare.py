@@ -5,7 +5,7 @@ count comes from the tensors of a real run.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from kvsim.graph import Channel, Number, Step, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counter import CountedPass, OpCounter
+from kvsim.validate.counter import Count, OpCounter
 from kvsim.validate.run import Generation
 
 ONE_KERNEL = "stated as kernels that hand a tensor on, or read one again; measured as one"
@@ -108,15 +108,12 @@ def measured_bytes(technique: str, counter: OpCounter) -> Iterator[MeasuredBytes
     MeasuredBytes
         Both, by phase and op, and of copies by direction.
     """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    links = dict.fromkeys(LINKS, 0)
-    for one in counter.passes:
-        for name, count in one.ops.items():
-            stated, measured = found.get((_phase(one), name), (0, 0))
-            found[_phase(one), name] = stated + count.stated, measured + count.measured
-            links = {way: n + count.bytes.get(way, 0) for way, n in links.items()}
-    rows = [(*key, *both) for key, both in found.items()]
-    rows += [("", way, n, counter.links.get(way, 0)) for way, n in links.items()]
+    counted = _counted(counter)
+    every = [(p, op, count) for p, ops in counted.items() for op, count in ops.items()]
+    rows = [(phase, op, count.stated, count.measured) for phase, op, count in every]
+    for way in LINKS:
+        said = sum(int(count.bytes.get(way, 0)) for *_, count in every)
+        rows.append(("", way, said, counter.links.get(way, 0)))
     for phase, op, stated, measured in rows:
         if stated or measured:
             named = DIFFERENCES.get((technique, op)) or DIFFERENCES.get(("", op), "")
@@ -125,34 +122,9 @@ def measured_bytes(technique: str, counter: OpCounter) -> Iterator[MeasuredBytes
             yield MeasuredBytes(phase, op, stated, measured, reason)
 
 
-def _phase(one: CountedPass) -> str:
-    return one.kind if one.kind in ("prefill", "between") else "decode"
-
-
 PHASES = ("prefill", "between", "decode")
 CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
 """Every channel one GPU and its host have."""
-
-
-@dataclass
-class CountedWork:
-    """What an op does over all layers and all passes of a phase."""
-
-    flops: float = 0.0  # [FLOP]
-    bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
-    launches: float = 0.0  # kernels and copies
-
-    def add(self, flops: float, moved: Mapping[Channel, float], launches: float = 0.0) -> None:
-        """Add the work of an op."""
-        self.flops += flops
-        self.launches += launches
-        for channel, n in moved.items():
-            self.bytes[channel] = self.bytes.get(channel, 0.0) + n
-
-    def times(self, factor: float) -> "CountedWork":
-        """Multiply the work by how often it is done."""
-        moved = {channel: factor * n for channel, n in self.bytes.items()}
-        return CountedWork(factor * self.flops, moved, factor * self.launches)
 
 
 @frozen
@@ -161,8 +133,8 @@ class Line:
 
     phase: str
     op: str
-    predicted: CountedWork
-    counted: CountedWork
+    predicted: Count
+    counted: Count
     reason: str  # why bytes may differ, or nothing
 
     @property
@@ -267,8 +239,8 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
     lines = []
     for phase in PHASES:
         for op in {**stated[phase], **counted[phase]}:
-            work = counted[phase].get(op, CountedWork())
-            predicted = stated[phase].get(op, CountedWork())
+            work = counted[phase].get(op, Count())
+            predicted = stated[phase].get(op, Count())
             if phase == "decode" and op in run.impl.op_periods:
                 predicted = predicted.times(_as_often(run, run.impl.op_periods[op]))
             lines.append(Line(phase, op, predicted, work, reasons.get(op, "")))
@@ -290,7 +262,7 @@ def as_run(run: Generation) -> Technique:
 
 def _stated_work(
     technique: Technique, deployment: Deployment, run: Generation
-) -> dict[str, dict[str, CountedWork]]:
+) -> dict[str, dict[str, Count]]:
     """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
     batch, prompt, generate = run.batch, run.longest, run.generate
     start = decode_point(batch, prompt, generate, 0)
@@ -324,25 +296,25 @@ def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
     )
 
 
-def _sum(steps: Iterable[Step]) -> dict[str, CountedWork]:
+def _sum(steps: Iterable[Step]) -> dict[str, Count]:
     """Work by op, the mean over points; those that have none are never launched."""
-    total: dict[str, CountedWork] = {}
+    total: dict[str, Count] = {}
     for step in steps:
         for op, times in all_ops(step):
             flops = times * _mean(op.flops)
             moved = {c: times * _mean(n) for c, n in op.bytes.items()}
             if flops or any(moved.values()):
-                work = total.setdefault(op.name, CountedWork())
-                work.add(flops, moved, times * _mean(op.launches))
+                work = Count(flops, moved, launches=times * _mean(op.launches))
+                total.setdefault(op.name, Count()).add(work)
     return total
 
 
-def _counted(counter: OpCounter) -> dict[str, dict[str, CountedWork]]:
-    phases: dict[str, dict[str, CountedWork]] = {phase: {} for phase in PHASES}
+def _counted(counter: OpCounter) -> dict[str, dict[str, Count]]:
+    phases: dict[str, dict[str, Count]] = {phase: {} for phase in PHASES}
     for one in counter.passes:
         phase = phases[one.kind if one.kind in phases else "decode"]
         for name, count in one.ops.items():
-            phase.setdefault(name, CountedWork()).add(count.flops, count.bytes, count.launches)
+            phase.setdefault(name, Count()).add(count)
     return phases
 
 

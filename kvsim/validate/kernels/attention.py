@@ -1,10 +1,10 @@
 """Attention of a few new tokens over packed rows, a full-precision tail and fetched pairs.
 
-A GPU runs Triton's kernel; a CPU works block by block, so that what is widened stays in its cache.
-``attend_plainly`` is what both are held to.
+A GPU runs Triton's kernel. ``attend_plainly`` is what it is held to, and what a CPU runs.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -22,22 +22,22 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     scored : give the last query's logits, in fp16 where ``q`` has 16 bits; -inf where it does
         not see a token.
     """
-    if queries.is_cuda:
-        if not view.fused(scored):
-            return attend_plainly(queries, view, scored)
-        from kvsim.validate.kernels import attention_triton
+    if not (queries.is_cuda and view.fused(scored)):
+        return attend_plainly(queries, view, scored)
+    from kvsim.validate.kernels import attention_triton
 
-        if view.narrow is None:
-            return attention_triton.attend(queries, view, scored)
-        tokens = view.narrow[0].shape[2] if view.most is None else view.most
-        keys, values = (rows[:, :, :tokens] for rows in view.narrow)
-        seen = _visible_tokens(view, queries.shape[2], tokens)[:, None]
-        return attention_triton.attend_masked(queries, keys, values, seen)
-    return attend_in_blocks(queries, view, scored)
+    if view.narrow is None:
+        return attention_triton.attend(queries, view, scored)
+    tokens = view.narrow[0].shape[2] if view.most is None else view.most
+    keys, values = (rows[:, :, :tokens] for rows in view.narrow)
+    seen = _visible_tokens(view, queries.shape[2], tokens)[:, None]
+    return attention_triton.attend_masked(queries, keys, values, seen)
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Compute what the kernels compute, written down plainly: their oracle.
+    """Compute what the kernels compute with PyTorch's own ops.
+
+    On a CPU some tokens are widened at a time, so that they stay in its cache.
 
     Parameters
     ----------
@@ -47,22 +47,25 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
     tokens = view.most  # a GPU would have to be waited for
     if tokens is None:
         tokens = int(view.lengths.max()) if len(view.lengths) else 0
-    k = rows(view, tokens, "k")
-    # rows beyond a sequence's end may hold anything, and 0 times NaN is not 0
-    held = torch.arange(tokens, device=queries.device) < view.lengths[:, None]
-    v = rows(view, tokens, "v").masked_fill(~held[:, None, :, None], 0.0)
+    some = view.k.codes if view.k is not None else view.k_tail
+    assert some is not None
     batch, heads, new, head_dim = queries.shape
-    per_kv = heads // k.shape[1] * new
-    grouped = queries.float().reshape(batch, k.shape[1], per_kv, head_dim)
-    logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, new, tokens) / head_dim**0.5
+    kv_heads = some.shape[1]
+    width = batch * kv_heads * head_dim
+    grouped = queries.float().reshape(batch, kv_heads, -1, head_dim) * head_dim**-0.5
+    keys = ((part, rows(view, part, "k")) for part in _parts(view, tokens, width, "k"))
+    logits = products(grouped, keys, tokens).view(batch, heads, new, tokens)
     seen = _visible_tokens(view, new, tokens)[:, None]
-    logits = logits.masked_fill(~seen, -torch.inf)
+    logits.masked_fill_(~seen, -torch.inf)
+    scores = logits[:, :, -1].to(score_dtype(queries), copy=True) if scored else None
     lse = logits.logsumexp(-1)
-    weights = (logits - lse.clamp(min=-1e30)[..., None]).exp()
-    out = weights.reshape(batch, k.shape[1], per_kv, tokens) @ v
-    return PartialAttention(
-        out.view(queries.shape), lse, logits[:, :, -1].to(score_dtype(queries)) if scored else None
+    weights = logits.sub_(lse.clamp(min=-1e30)[..., None]).exp_()
+    values = (
+        (part, _held(view, part, rows(view, part, "v")))
+        for part in _parts(view, tokens, width, "v")
     )
+    out = weighted(weights.view(*grouped.shape[:3], tokens), values) if tokens else grouped * 0.0
+    return PartialAttention(out.view(queries.shape), lse, scores)
 
 
 def merge(parts: list[PartialAttention]) -> Tensor:
@@ -83,13 +86,13 @@ def merge(parts: list[PartialAttention]) -> Tensor:
     return (shares * torch.stack([part.out for part in parts])).sum(0)
 
 
-def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
-    """Return the keys or values of the first tokens.
+def rows(view: View, part: slice, which: Literal["k", "v"]) -> Tensor:
+    """Widen the keys or values of a range of tokens.
 
     Parameters
     ----------
-    tokens
-        How many. [tokens]
+    part
+        The tokens; both ends are given.
     which
         ``k`` for keys, ``v`` for values.
 
@@ -102,24 +105,54 @@ def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
         "k": (view.k, view.k_packed, view.k_tail, view.k_fetched),
         "v": (view.v, view.v_packed, view.v_tail, view.v_fetched),
     }[which]
-    position = torch.arange(tokens, device=view.lengths.device)
+    position = torch.arange(part.start, part.stop, device=view.lengths.device)
+    least, most = 0, part.stop  # packed rows of a sequence; a GPU would have to be waited for
+    if store is None or count is None:
+        most = 0
+    elif not count.is_cuda:
+        least, most = (int(n) for n in count.aminmax())
     wide: Tensor | None = None
-    if tail is not None:
-        wide = tail.float()[:, :, position % tail.shape[2]]
-    if store is not None and count is not None:
-        packed = store.numbers(0, min(tokens, store.rows))
-        packed = torch.nn.functional.pad(packed, (0, 0, 0, tokens - packed.shape[2]))
-        mask = (position < count[:, None])[:, None, :, None]
-        wide = packed if wide is None else torch.where(mask, packed, wide)
+    if tail is not None and part.stop > least:
+        wide = tail[:, :, position % tail.shape[2]].float()
+    if store is not None and count is not None and (part.start < most or wide is None):
+        packed = store.numbers(min(part.start, store.rows), min(part.stop, store.rows))
+        if (missing := len(position) - packed.shape[2]) > 0:
+            packed = torch.nn.functional.pad(packed, (0, 0, 0, missing))
+        if wide is not None:
+            packed = torch.where((position < count[:, None])[:, None, :, None], packed, wide)
+        wide = packed
     if wide is None:
         raise ValueError("a view has a store, a tail or both")
     if view.index is None or fetched is None:
         return wide
-    # rows of tokens that are not fetched, or not there, go to one row too many
-    target = torch.where((view.index < 0) | (view.index >= tokens), tokens, view.index).long()
+    # rows of tokens that are not fetched, or not in this range, go to one row too many
+    here = (view.index >= part.start) & (view.index < part.stop)
+    target = torch.where(here, view.index - part.start, len(position)).long()
     padded = torch.nn.functional.pad(wide, (0, 0, 0, 1))
     spread = target[..., None].expand(-1, -1, -1, wide.shape[-1])
-    return padded.scatter(2, spread, fetched.float())[:, :, :tokens]
+    return padded.scatter(2, spread, fetched.float())[:, :, : len(position)]
+
+
+def _parts(view: View, tokens: int, width: int, which: Literal["k", "v"]) -> Iterator[slice]:
+    """Ranges of tokens to widen at once; on a CPU few enough for its cache, packed ones apart."""
+    store, count = (view.k, view.k_packed) if which == "k" else (view.v, view.v_packed)
+    if view.lengths.is_cuda:
+        yield slice(0, tokens)
+        return
+    packed = [0, 0] if store is None or count is None else [int(n) for n in count.aminmax()]
+    whole = store.group if store is not None and store.by == "channel" else 1
+    for start, stop in pairwise([0, *(min(n, tokens) for n in packed), tokens]):
+        for part in ranges(stop - start, width, whole=whole):
+            yield slice(start + part.start, start + part.stop)
+
+
+def _held(view: View, part: slice, values: Tensor) -> Tensor:
+    """Values of tokens that are there; beyond an end may be anything, and 0 times NaN is not 0."""
+    if not view.lengths.is_cuda and part.stop <= int(view.lengths.min()):
+        return values
+    position = torch.arange(part.start, part.stop, device=values.device)
+    held = (position < view.lengths[:, None])[:, None, :, None]
+    return values.masked_fill_(~held, 0.0)
 
 
 def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
@@ -128,98 +161,3 @@ def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
     query = torch.arange(queries, device=view.lengths.device)
     own = queries - 1 - query if view.causal else torch.zeros_like(query)
     return position < (view.lengths[:, None] - own)[..., None]
-
-
-def attend_in_blocks(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Attend to a view in blocks of tokens; see ``attend``.
-
-    Parameters
-    ----------
-    scored
-        Whether the logits of the last query are returned too.
-    """
-    counts = [_counts(n, len(queries)) for n in (view.lengths, view.k_packed, view.v_packed)]
-    cases = list(zip(*counts, strict=True))
-    tokens = max(counts[0], default=0)
-    out = torch.empty(queries.shape, device=queries.device)
-    lse = torch.empty(queries.shape[:3], device=queries.device)
-    shape = (*queries.shape[:2], tokens)
-    scores = torch.full(shape, -torch.inf, dtype=score_dtype(queries)) if scored else None
-    alike = len(set(cases)) == 1
-    parts = [slice(0, len(queries))] if alike else [slice(i, i + 1) for i in range(len(queries))]
-    for rows, (length, k_packed, v_packed) in zip(parts, cases, strict=False):
-        if not length:
-            out[rows], lse[rows] = 0.0, -torch.inf
-            continue
-        logits = _logits(queries[rows], view, rows, length, min(k_packed, length))
-        _hide(logits, view, queries.shape[2])
-        by_head = logits.view(-1, *queries.shape[1:3], length)
-        lse[rows] = by_head.logsumexp(-1)
-        if scores is not None:
-            scores[rows, :, :length] = by_head[:, :, -1].to(scores.dtype)
-        floor = lse[rows].clamp(min=-1e30).reshape(*logits.shape[:3], 1)
-        weights = logits.sub_(floor).exp_()
-        values = _blocks(view, "v", rows, length, min(v_packed, length))
-        out[rows] = weighted(weights, values).view(-1, *queries.shape[1:])
-    return PartialAttention(out, lse, scores)
-
-
-def _counts(counts: Tensor | None, batch: int) -> list[int]:
-    return [0] * batch if counts is None else [int(n) for n in counts]
-
-
-def _logits(q: Tensor, view: View, rows: slice, length: int, packed: int) -> Tensor:
-    """Logits (batch, KV heads, queries of their heads, tokens)."""
-    some = view.k.codes if view.k is not None else view.k_tail
-    assert some is not None
-    kv_heads = some.shape[1]
-    batch, heads, queries, head_dim = q.shape
-    grouped = q.float().reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
-    grouped = grouped * head_dim**-0.5
-    return products(grouped, _blocks(view, "k", rows, length, packed), length)
-
-
-def _hide(logits: Tensor, view: View, queries: int) -> None:
-    """The earlier queries do not see the tokens of the later ones."""
-    if not view.causal:
-        return
-    batch, kv_heads, _, length = logits.shape
-    by_query = logits.view(batch, kv_heads, -1, queries, length)
-    for query in range(queries - 1):
-        by_query[:, :, :, query, max(0, length - (queries - 1 - query)) :] = -torch.inf
-
-
-def _blocks(
-    view: View, which: Literal["k", "v"], rows: slice, length: int, packed: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Keys or values in fp32, fetched ones in place, and the tokens that they belong to."""
-    store, tail, fetched = {
-        "k": (view.k, view.k_tail, view.k_fetched),
-        "v": (view.v, view.v_tail, view.v_fetched),
-    }[which]
-    if store is not None and packed:
-        here = store.sequences(rows)
-        batch, heads, _, width = here.codes.shape
-        numbers = batch * heads * width * 8 // here.bits
-        for part in ranges(packed, numbers, whole=here.group if here.by == "channel" else 1):
-            wide = here.numbers(part.start, part.stop)
-            yield part, _with_fetched(fetched, view.index, rows, part, wide)
-    if packed < length:
-        assert tail is not None
-        part = slice(packed, length)
-        slots = torch.arange(packed, length) % tail.shape[2]
-        wide = tail[rows].index_select(2, slots).float()
-        yield part, _with_fetched(fetched, view.index, rows, part, wide)
-
-
-def _with_fetched(
-    fetched: Tensor | None, index: Tensor | None, rows: slice, part: slice, wide: Tensor
-) -> Tensor:
-    """Write the fetched rows of a block's tokens over the widened ones."""
-    if fetched is None or index is None:
-        return wide
-    index = index[rows]
-    sequences, heads, places = torch.where((index >= part.start) & (index < part.stop))
-    tokens = index[sequences, heads, places].long() - part.start
-    wide[sequences, heads, tokens] = fetched[rows][sequences, heads, places].float()
-    return wide

@@ -20,7 +20,7 @@ def gather(
     index : (batch, KV heads, k), below ``tokens``, where the rows go.
     """
     if k_out.is_cuda:
-        from kvsim.validate.kernels.gather_triton import gather as fused
+        from kvsim.validate.kernels.rows_triton import gather as fused
 
         return fused(k_home, v_home, index, k_out, v_out)
     return gather_plainly(k_home, v_home, index, k_out, v_out)

@@ -131,7 +131,7 @@ def quantise(
         Where groups do not divide the tokens or channels.
     """
     if numbers.is_cuda and where != "grid":
-        from kvsim.validate.kernels.quantise_triton import quantise as fused
+        from kvsim.validate.kernels.rows_triton import quantise as fused
 
         return fused(numbers, bits, group, by, where, hierarchical)
     check_group_size(numbers, group, by)

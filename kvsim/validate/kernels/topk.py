@@ -22,7 +22,7 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
     if not logits.is_cuda:
         return softmax_top_k_plainly(logits, kv_heads, count, eligible)
     if logits.shape[-1] <= RANKED_ALONE:
-        from kvsim.validate.kernels.topk_triton import softmax_top_k as fused
+        from kvsim.validate.kernels.rows_triton import softmax_top_k as fused
 
         return fused(logits, kv_heads, count, eligible)
     return ranked_top_k(logits, kv_heads, count, eligible)

@@ -150,8 +150,7 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
         out = _by_group(queries, keys, values)
     else:
         out = _by_head(queries, keys, values, seen)
-    record.reads(queries, keys, values)
-    record.writes(out)
+    record.reads(queries, keys, values).writes(out)
     record.visible(queries.shape[2], keys.shape[2], given)
     return out
 

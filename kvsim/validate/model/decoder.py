@@ -198,8 +198,7 @@ class Decoder:
         """
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
-            record.reads(tensor)
-            record.writes(normed)
+            record.reads(tensor).writes(normed)
         return self._multiply("lm_head", self.weights.head, normed)
 
     def keys_values(
@@ -253,14 +252,12 @@ class Decoder:
     def _norm(self, norm: Norm, tensor: Tensor) -> Tensor:
         with self.counter.op("pointwise") as record:
             out = norm(tensor)
-            record.reads(tensor)
-            record.writes(out)
+            record.reads(tensor).writes(out)
         return out
 
     def _add(self, tensor: Tensor, change: Tensor) -> None:
         with self.counter.op("pointwise") as record:
-            record.reads(tensor, change)
-            record.writes(tensor)
+            record.reads(tensor, change).writes(tensor)
             tensor += change
 
     def _activate(self, wide: Tensor) -> Tensor:
@@ -271,15 +268,13 @@ class Decoder:
                 out = activation(gate).mul_(up)
             else:
                 out = activation(wide)
-            record.reads(wide)
-            record.writes(out)
+            record.reads(wide).writes(out)
         return out
 
     def _multiply(self, name: str, matrix: Matrix, tensor: Tensor) -> Tensor:
         with self.counter.op(name) as record:
             out = matrix(tensor)
-            record.reads(tensor, *matrix.tensors())
-            record.writes(out)
+            record.reads(tensor, *matrix.tensors()).writes(out)
         return out
 
 

@@ -352,10 +352,10 @@ class Composed(LayeredRun):
             sizes["gpu"][name] = size(*self._scratch, *leaving)
         return sizes
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """End the copy threads or streams of every placement."""
         for placement in self._placements_once():
-            placement.close()
+            placement.shutdown()
 
     # replay as CUDA graphs
 

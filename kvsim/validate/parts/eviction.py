@@ -156,8 +156,7 @@ class CutCache(EvictingCache):
     replays = True
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, PromptCut)
+        settings = place.settings(PromptCut)
         self._budget = int(settings.budget)
         super().__init__(place)
         self.refuse_windows()
@@ -216,8 +215,7 @@ class CutCache(EvictingCache):
         with self.counter.op("select") as record:
             ranked = scored.masked_fill(~there[:, None], -torch.inf)
             index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
-            record.reads(scored)
-            record.writes(scored)
+            record.reads(scored).writes(scored)
         index = torch.where((lengths > self.budget)[..., None], index, first)
         self.keep(keys, values, index)
 

@@ -205,8 +205,7 @@ class DraftHeads(SpeculativeDrafter):
         """New entries through the layer, (batch, new, hidden)."""
         with self.run.counter.op("sample") as record:
             embedded = torch.nn.functional.embedding(tokens, self.run.decoder.weights.embedding)
-            record.reads(embedded)
-            record.writes(embedded)
+            record.reads(embedded).writes(embedded)
         joined = torch.cat([embedded, states], -1)
         return self.layers.run(self._multiply("join_inputs", self.join, joined), begins)
 
@@ -215,16 +214,14 @@ class DraftHeads(SpeculativeDrafter):
         weights = self.run.decoder.weights
         with self.run.counter.op("sample") as record:
             normed = self.layers.weights.norm(hidden)
-            record.reads(hidden)
-            record.writes(normed)
+            record.reads(hidden).writes(normed)
         matrix = weights.head.weight if self.logits is None else self.logits
         return self._multiply("draft_head", matrix, normed)
 
     def _multiply(self, name: str, matrix: Tensor, numbers: Tensor) -> Tensor:
         with self.run.counter.op(name) as record:
             out = numbers @ matrix.T
-            record.reads(numbers, matrix)
-            record.writes(out)
+            record.reads(numbers, matrix).writes(out)
         return out
 
     def _product(self, rows: int, columns: int) -> Tensor:

@@ -141,8 +141,7 @@ class PackedRing:
         made = quantise(
             numbers, into.bits, into.group, into.by, self._where, into.lower is not None
         )
-        record.reads(numbers)
-        record.writes(*_tables(made))
+        record.reads(numbers).writes(*_tables(made))
         whole = len(sequences) == len(self._all)
         alike = whole and not begins.is_cuda and bool((begins == begins[0]).all())
         for target, source in zip(_tables(into), _tables(made), strict=True):

@@ -135,10 +135,10 @@ class CachePlacement:
         """
         return {}
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """End the copy streams, if there are any."""
         if self._lanes is not None:
-            self._lanes.close()
+            self._lanes.shutdown()
 
 
 class Gpu(CachePlacement):

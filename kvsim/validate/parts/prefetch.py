@@ -82,8 +82,7 @@ class TokenTables:
         flat = numbers.flatten(1)
         made = [rows[0, 0] for rows in self.codec.encode(flat[None, None])]
         if self.stored.packs:
-            record.reads(flat)
-            record.writes(*made)
+            record.reads(flat).writes(*made)
         for table, new in zip(tables, made, strict=True):
             table[part].copy_(new)
 
@@ -107,8 +106,7 @@ class TokenTables:
             return found[0]
         store = self.codec.store([rows[None, None] for rows in found])
         wide = store.numbers()[0, 0].to(self.dtype)
-        record.reads(*found)
-        record.writes(wide)
+        record.reads(*found).writes(wide)
         return wide
 
 

@@ -131,8 +131,7 @@ class SparseBlocksCache(SparsePromptCache):
                 record.visible(asking.shape[2], tokens.shape[2], seen)
         out = torch.cat(outs, 2)
         with self.counter.op("attn") as record:
-            record.reads(queries, keys, values)
-            record.writes(out)
+            record.reads(queries, keys, values).writes(out)
         return out
 
     def causal(self, found: Tensor, step: Pass) -> Tensor:
@@ -154,6 +153,5 @@ class SparseBlocksCache(SparsePromptCache):
             column = torch.arange(found.shape[3], device=found.device)
             ranked = found.masked_fill(column > row, -torch.inf)
             ranked = ranked.masked_fill(column == row, torch.inf)
-            record.reads(ranked.to(self.dtype))
-            record.writes(ranked.to(self.dtype))
+            record.reads(ranked.to(self.dtype)).writes(ranked.to(self.dtype))
         return ranked

@@ -255,8 +255,7 @@ class TokenRows:
         for part in self.parts:
             rows = part.gather(2, source[..., None].expand(-1, -1, -1, part.shape[3]))
             part.scatter_(2, target[..., None].expand(-1, -1, -1, part.shape[3]), rows)
-            record.reads(rows)
-            record.writes(rows)
+            record.reads(rows).writes(rows)
 
     def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
         """Read rows by index, and count them as what attention reads.
@@ -368,8 +367,7 @@ class PerTokenCache(KvStore):
             weights = self.weights(queries, span, seen)
             out = weigh(weights, values)
             record.visible(queries.shape[2], keys.shape[2], seen)
-            record.reads(queries, keys, values)
-            record.writes(out)
+            record.reads(queries, keys, values).writes(out)
             return out, weights
 
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
@@ -432,8 +430,7 @@ class Grouped(PerTokenCache):
 
     def codecs(self) -> tuple[Codec, Codec]:
         """Return the codecs of keys and of values, which may differ in width."""
-        part = self.part
-        assert isinstance(part, Settings)
+        part = self.room.settings(Settings)
         self.room.check_group(part.group)
         keys, values = (codec(bits, part.group) for bits in (part.stored.bits, part.stored.v_bits))
         return keys, values

@@ -27,7 +27,7 @@ class KeptQueries:
         self._held: Tensor | None = None
 
     @classmethod
-    def last(cls, lengths: Tensor, many: int) -> "KeptQueries":
+    def of_last(cls, lengths: Tensor, many: int) -> "KeptQueries":
         """Create a collection of the last queries of prompts.
 
         Parameters
@@ -221,13 +221,10 @@ def attend_and_add(
         with counter.op("scores") as record:
             weights *= counts[:, None, some, None]
             sums += weights.sum(2, dtype=torch.float32)
-            record.reads(weights)
-            record.writes(weights)
+            record.reads(weights).writes(weights)
     out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
     with counter.op("attn") as record:
-        record.reads(queries, keys, values)
-        record.writes(out)
+        record.reads(queries, keys, values).writes(out)
     with counter.op("scores") as record:
-        record.reads(sums)
-        record.writes(sums)
+        record.reads(sums).writes(sums)
     return out

@@ -22,6 +22,7 @@ from kvsim.validate.parts.store import (
     Made,
     Resident,
     RunningGeneration,
+    Settings,
     SharedObjects,
     SlotRange,
     hold_chunk,
@@ -185,16 +186,13 @@ class LayerContext:
         """Index of the layer, and index of the first sequence in this part of the batch."""
         return self.layer, self.rows.start
 
-    def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; it is created at the first call with its key.
+    def settings(self, kind: type[Settings]) -> Settings:
+        """Return the technique's settings of the selection, which are of this class."""
+        assert isinstance(self.parts.selection, kind)
+        return self.parts.selection
 
-        Parameters
-        ----------
-        key
-            Key of the object.
-        make
-            Creates the object.
-        """
+    def shared(self, key: object, make: Callable[[], Made]) -> Made:
+        """Return an object that layers share; see ``SharedObjects.get``."""
         return self.run.shared_objects(self.rows).get(key, make)
 
 

@@ -190,6 +190,7 @@ def put(cache: Tensor, new: Tensor, step: Pass) -> None:
 
 
 Made = TypeVar("Made")
+Settings = TypeVar("Settings")
 Widths = Sequence[tuple[int, torch.dtype]]
 """Numbers of every part of a row, and their formats."""
 
@@ -295,6 +296,11 @@ class CacheRoom:
         if self.make_rows:
             return self.make_rows(count, widths)
         return [self.zeros(count, width, kind) for width, kind in widths]
+
+    def settings(self, kind: type[Settings]) -> Settings:
+        """Return the technique's settings of the storage, which are of this class."""
+        assert isinstance(self.part, kind)
+        return self.part
 
     def check_group(self, group: int) -> None:
         """Refuse groups that do not divide a head.
@@ -665,8 +671,7 @@ def attend_packed(
     part = attend(queries, view, scored)
     if record.counting:
         with uncounted():
-            record.reads(queries, *read())
-            record.writes(part.out.to(queries.dtype))
+            record.reads(queries, *read()).writes(part.out.to(queries.dtype))
             # PyTorch's own products are counted as they run
             count_pairs(record, queries, span, queries.is_cuda and view.fused(scored))
     return part
@@ -675,16 +680,15 @@ def attend_packed(
 def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool) -> None:
     """Count the pairs of a query and a token, seen ones and those that a kernel computes.
 
-    A fused kernel computes every sequence up to its own end, for each of its new queries.
+    Every sequence is computed up to the longest one's end, for each of its new queries.
 
     Parameters
     ----------
     fused
         Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
     """
-    own = torch.arange(span.new)
-    pairs = [torch.arange(end) <= (end - span.new + own)[:, None] for end in span.ends]
-    seen = torch.cat([p.flatten() for p in pairs])
+    ends, own = torch.tensor(span.ends)[:, None, None], torch.arange(span.new)[:, None]
+    seen = torch.arange(max(span.ends)) <= ends - span.new + own
     record.visible(span.new, span.longest, seen)
     if fused:
         record.computes(4 * queries[0, :, 0].numel() * seen.numel())

@@ -259,7 +259,7 @@ def accepted(run: Generation) -> dict[int, list[int]]:
             if fitting:
                 found[impl.gamma] += [given - 1 for given in run.yielded[-1]]
     finally:
-        impl.close()
+        impl.shutdown()
     return found
 
 

@@ -57,7 +57,7 @@ def run_units(
     alike: list[str] = []  # units that failed one after another for the same reason
     with Worker(worker, state) as process:
         for chosen in runner:
-            unit, left = chosen.unit, runner.left
+            unit, left = chosen.unit, runner.time_left
             done = sum(past.form is not None for past in runner.past.values())
             say(
                 f"{unit.name} ({chosen.form}): about {chosen.seconds:.0f} s; "

@@ -92,7 +92,7 @@ class SessionState:
         notes, found = self.notes(), {}
         for unit in units:
             note, result = notes.get(unit.name, {}), self.read(unit.name)
-            form: Form | None = None if result is None else result.get("form", unit.least)
+            form: Form | None = None if result is None else result.get("form", unit.shortest)
             took = None if result is None else result.get("took_s")
             ended = {f: float(note.get(f"{f}_ended_after_s", 0.0)) for f in get_args(Form)}
             failures = int(note.get("failures", 0))

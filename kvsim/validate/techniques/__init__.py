@@ -53,7 +53,7 @@ def implement(
     if decoder.device.type != "cuda":
         return kind(technique, decoder, lengths, generate)
     rehearsed = kind(technique, rehearsal(decoder), lengths, generate)
-    rehearsed.close()
+    rehearsed.shutdown()
     homes = rehearsed.resident().get("host", {}).values()
     needed = sum(lines(size(home)) for some in homes for home in some)
     check_host_memory(needed, str(technique))

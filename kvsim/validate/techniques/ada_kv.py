@@ -65,8 +65,7 @@ class AdaKv(Snapkv):
             cells = (cells + missing).sort(-1).values
             head = torch.arange(self.heads, device=keys.device)[:, None]
             self.ends.copy_((cells[:, None] // self.prompt <= head).sum(-1))
-            record.reads(scored)
-            record.writes(scored)
+            record.reads(scored).writes(scored)
         cells = (cells % (self.heads * self.prompt))[:, None]
         flat = (numbers.flatten(1, 2)[:, None] for numbers in (keys, values))
         with self.counter.op("compact") as record:

@@ -27,8 +27,7 @@ class Cascade(LayerCache):
     in_order, direct = False, False
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         self.shared = min(int(settings.shared), place.run.prompt)
         super().__init__(place)
         self.refuse_windows()
@@ -62,8 +61,7 @@ class Cascade(LayerCache):
                 )
         own = [numbers[:, :, self.shared :] for numbers in (keys, values)]
         with self.counter.op("compact") as record:
-            record.reads(*self.prefix, *own)
-            record.writes(*self.prefix)
+            record.reads(*self.prefix, *own).writes(*self.prefix)
         self.kv.fill(own[0], own[1], [n - self.shared for n in self.lengths], "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
@@ -80,12 +78,10 @@ class Cascade(LayerCache):
             whole = attend_part(together, self.prefix[0], self.prefix[1], None)
             out = whole.out.view(heads, batch, new, dim).transpose(0, 1)
             parts.append(PartialAttention(out, whole.lse.view(heads, batch, new).transpose(0, 1)))
-            record.reads(queries, *self.prefix)
-            record.writes(whole.out, whole.lse)
+            record.reads(queries, *self.prefix).writes(whole.out, whole.lse)
         with self.counter.op("attn") as record:
             parts.append(attend_part(queries, own[0], own[1], seen[:, None]))
-            record.reads(queries, *own)
-            record.writes(parts[1].out, parts[1].lse)
+            record.reads(queries, *own).writes(parts[1].out, parts[1].lse)
             record.visible(new, span.longest, seen[:, None])
         with self.counter.op("join") as record:
             joined = merge(parts).to(queries.dtype)

@@ -25,8 +25,7 @@ class Duoattention(RingCache):
     """
 
     def __init__(self, place: LayerContext) -> None:
-        settings, heads = place.parts.selection, place.run.model.kv_heads
-        assert isinstance(settings, Settings)
+        settings, heads = place.settings(Settings), place.run.model.kv_heads
         kept = float(settings.retrieval) * heads
         self.many = round(kept)
         if abs(kept - self.many) > 1e-9 or not 0 < self.many < heads:

@@ -41,8 +41,7 @@ class ExpectedAttention(CutCache):
                 plain = plain.float() * own[:, None, :, None]
                 self._sum[step.rows] += plain.sum(2)
                 self._square[step.rows] += plain.mT @ plain
-                record.reads(queries)
-                record.writes(queries)
+                record.reads(queries).writes(queries)
         return super().attend_prompt(queries, keys, values, step)
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
@@ -60,8 +59,7 @@ class ExpectedAttention(CutCache):
             shared = by_kv_head(weights, keys.shape[1])
             shared = shared / self.model.queries_per_kv
             scored = (shared + LEAST) * values.float().norm(dim=-1)
-            record.reads(keys, values, weights.to(keys.dtype))
-            record.writes(weights.to(keys.dtype))
+            record.reads(keys, values, weights.to(keys.dtype)).writes(weights.to(keys.dtype))
         first = torch.arange(SINKS, device=keys.device)
         found: Tensor = scored.index_fill(-1, first, torch.inf)
         return found

@@ -35,8 +35,7 @@ class Flexprefill(SparseBlocksCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        settings = self.parts.selection
-        assert isinstance(settings, Settings)
+        settings = self.context.settings(Settings)
         self.block, self.share = settings.block, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:

@@ -39,8 +39,7 @@ class Gear(PackedStore):
     )
 
     def __init__(self, room: CacheRoom) -> None:
-        part, slots = room.part, room.slots
-        assert isinstance(part, Settings)
+        part, slots = room.settings(Settings), room.slots
         if float(part.outliers):
             raise InputError("gear: its real implementation keeps no outliers; set outliers=0")
         super().__init__(room, part.residual, int(part.bits), part.group)
@@ -175,8 +174,7 @@ class Gear(PackedStore):
                     found += added
                 record.reads(own)
             changed = found[..., :packed] if keys else found
-            record.reads(changed)
-            record.writes(changed)
+            record.reads(changed).writes(changed)
 
     def _numbers(self, side: PackedRing, some: slice, end: int) -> Tensor:
         """Widened rows and the ring behind them, (sequences, KV heads, tokens, dim)."""

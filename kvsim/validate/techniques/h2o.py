@@ -32,8 +32,7 @@ class H2o(RingCache):
     )
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         self.sink, self.recent = int(settings.heavy), int(settings.recent)
         super().__init__(place)
         self.refuse_windows()
@@ -97,8 +96,7 @@ class H2o(RingCache):
         with self.counter.op("scores") as record:
             sums = self.sums[:, :, : span.longest]
             sums += weights.sum(2, dtype=torch.float32)
-            record.reads(weights, sums)
-            record.writes(weights, sums)
+            record.reads(weights, sums).writes(weights, sums)
         return out
 
     def buffers(self) -> Resident:

@@ -41,8 +41,7 @@ class Guessed(LayerCache):
     direct = False  # the prompt leaves for the host
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         super().__init__(place)
         self.refuse_windows()
         if self.run.technique.name != "infinigen":
@@ -96,8 +95,7 @@ class Guessed(LayerCache):
             whole = self.run.decoder.weights.layers[self.layer].qkv
             for mine, every in zip(self.weights.tensors(), whole.tensors(), strict=True):
                 mine.copy_(every[rows.flatten()])
-                record.reads(mine)
-                record.writes(mine)
+                record.reads(mine).writes(mine)
         self.host.store_prompt(keys, values, self.prompt)
 
     def prompt_done(self) -> None:
@@ -114,8 +112,7 @@ class Guessed(LayerCache):
         norm = self.run.decoder.weights.layers[self.layer].q_norm
         with self.counter.op("guess_query") as record:
             asked = self.weights(tensor).view(self.batch, m.kv_heads, m.queries_per_kv, -1)
-            record.reads(tensor, *self.weights.tensors())
-            record.writes(asked)
+            record.reads(tensor, *self.weights.tensors()).writes(asked)
         with self.counter.op("guess") as record:
             turned = asked
             if norm:
@@ -126,14 +123,12 @@ class Guessed(LayerCache):
                 turned = rotate(turned, cos, sin)
             keys = self.partial[:, :, :before]
             products = turned @ keys.mT
-            record.reads(asked, keys, products)
-            record.writes(products)
+            record.reads(asked, keys, products).writes(products)
         with self.counter.op("topk") as record:
             starts = self._starts(step)[:, None, None]
             best = products.amax(2)
             there = torch.arange(before, device=best.device) < starts
-            record.writes(best)
-            record.reads(best)
+            record.writes(best).reads(best)
             ranked = best.masked_fill(~there, -torch.inf)
             index = ranked.topk(min(self.budget, before), dim=-1).indices
             held = there.expand_as(best).gather(2, index)

@@ -37,8 +37,7 @@ class Values(LayerCache):
     """One layer's cache: keys in ``rows.k``, values in ``rows.v``, which may be on the host."""
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, TopValues)
+        settings = place.settings(TopValues)
         super().__init__(place)
         self.refuse_drafts()
         self.n = min(int(settings.n), self.capacity)
@@ -65,8 +64,7 @@ class Values(LayerCache):
         with self.counter.op("quantise") as record:
             self.rows.k.fill(record, keys)
             encoded = self.rows.v.codec.encode(values)
-            record.reads(values)
-            record.writes(*encoded)
+            record.reads(values).writes(*encoded)
             for buffer, part in zip(stage, encoded, strict=True):
                 buffer.copy_(part)
         self.host.send_prompt(self)
@@ -88,8 +86,7 @@ class Values(LayerCache):
         with self.counter.op("topk") as record:
             best = weights[:, :, 0].topk(count, dim=-1)  # S~ and its tokens, (batch, heads, N)
             index = self.host.keep(best.indices) if self.host else best.indices
-            record.writes(weights)
-            record.reads(weights)
+            record.writes(weights).reads(weights)
         if self.host:
             self.host.send_new(self, own, step)
         with self.counter.op("attn") as record:
@@ -121,8 +118,7 @@ class Values(LayerCache):
         if not rows.plain:
             with self.counter.op("quantise") as record:
                 rows.k.write(record, keys, span)
-                record.reads(values)
-                record.writes(*own)
+                record.reads(values).writes(*own)
         else:
             with self.counter.op("scores" if self.host else "attn") as record:
                 rows.k.write(record, keys, span)

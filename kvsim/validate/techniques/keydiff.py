@@ -23,6 +23,5 @@ class Keydiff(CutCache):
             own = there[:, None, :, None]
             anchor = (directions * own).sum(2, keepdim=True) / own.sum(2, keepdim=True)
             scored = -(directions * F.normalize(anchor, dim=-1)).sum(-1).to(keys.dtype)
-            record.reads(keys, keys)
-            record.writes(scored)
+            record.reads(keys, keys).writes(scored)
         return scored

@@ -31,8 +31,7 @@ class Kivi(PackedStore):
     )
 
     def __init__(self, room: CacheRoom) -> None:
-        part = room.part
-        assert isinstance(part, Settings)
+        part = room.settings(Settings)
         if part.bits == 16:
             raise InputError("kivi: bits=16 packs nothing; choose fewer bits, or technique full")
         super().__init__(room, part.residual, int(part.bits), part.group)

@@ -149,14 +149,12 @@ class Kvpr(HostRows):
         with note.op("recompute") as record:
             both = decoder.keys_values(layer, x, None)
             matrix = decoder.weights.layers[layer].qkv.rows(-self.run.model.kv_width)
-            record.reads(x, *matrix.tensors())
-            record.writes(*both)
+            record.reads(x, *matrix.tensors()).writes(*both)
         with note.op("place_recomputed") as record:
             for tensors, accesses in (((x,), GATHERED), (both[:1], TURNED * bool(rotary)),
                                       (both, PLACED)):  # fmt: skip
                 for _ in range(accesses // 2):
-                    record.reads(*tensors)
-                    record.writes(*tensors)
+                    record.reads(*tensors).writes(*tensors)
             keys = rotate(both[0], *rotary) if rotary else both[0]
             for table, new in zip(tables, (keys, both[1]), strict=True):
                 table[part] = new.flatten(0, 1).transpose(0, 1)

@@ -34,8 +34,7 @@ class Kvquant(KvStore):
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
-        part = room.part
-        assert isinstance(part, Settings)
+        part = room.settings(Settings)
         self.width = room.heads * room.dim  # numbers of a token's keys
         self.bits, share = int(part.bits), float(part.outliers) * self.width
         self.many = round(share)
@@ -70,8 +69,7 @@ class Kvquant(KvStore):
             out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
             record.visible(queries.shape[2], span.longest, seen)
             read = (table[i, :end] for i, end in enumerate(span.ends) for table in self._tables())
-            record.reads(queries, *read)
-            record.writes(out)
+            record.reads(queries, *read).writes(out)
             return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
@@ -92,13 +90,11 @@ class Kvquant(KvStore):
             spread = ranges(values.float(), far_values).half()
             found = keys.gather(-1, far), far, values.gather(-1, far_values), far_values
             made = [new.to(old.dtype) for new, old in zip(found, self.apart_from, strict=True)]
-            record.reads(keys, values)
-            record.writes(*made, spread)
+            record.reads(keys, values).writes(*made, spread)
         with self.counter.op("quantise") as record:
             close = (values - spread[..., :1]) / spread[..., 1:].float().clamp(min=1e-6)
             codes = to_levels(even, self.bits), to_levels(close, self.bits)
-            record.reads(keys, values)
-            record.writes(*codes)
+            record.reads(keys, values).writes(*codes)
         for table, new in zip(self._tables(), (*codes, *made, spread), strict=True):
             _put(table, new, span)
 

@@ -120,30 +120,28 @@ class Kvzip(CutCache):
         there = tokens < self._on_device[:, None]
         later = torch.ones(new, new, dtype=torch.bool, device=keys.device).tril()
 
-        def beside(known: Tensor) -> Tensor:
+        def mask(known: Tensor) -> Tensor:
             """Which tokens of the prompt are seen, and of the repetition those before a query."""
             seen = known[:, None, None].expand(-1, -1, new, -1)
             return torch.cat([seen, later.expand(self.batch, 1, -1, -1)], 3)
 
         with self.counter.op("reconstruct") as record:
             k, v = (torch.cat(pair, 2) for pair in zip(held, (keys, values), strict=True))
-            seen = beside(there)
+            seen = mask(there)
             out = attend(OpRecord(), queries, k, v, seen)
             record.visible(new, k.shape[2], seen)
-            record.reads(queries, *held, keys, values)
-            record.writes(out)
+            record.reads(queries, *held, keys, values).writes(out)
         some = slice(first, first + new)
         if not first:
             self._scores = keys.new_zeros(*held[0].shape[:3])
         with self.counter.op("chunk_scores") as record:
-            seen, both_keys = beside(there[:, some]), torch.cat([held[0][:, :, some], keys], 2)
+            seen, both_keys = mask(there[:, some]), torch.cat([held[0][:, :, some], keys], 2)
             found = keys.new_zeros(self.batch, queries.shape[1], new)
             asked = there[:, None, some, None]  # behind its end a prompt asks nothing
             for part in query_ranges(new, 2 * found.numel(), keys.device):
                 weights = scores(queries[:, :, part], both_keys, seen[:, :, part]).to(keys.dtype)
                 found = torch.maximum(found, (weights[..., :new] * asked[:, :, part]).amax(2))
-                record.reads(weights)
-                record.writes(weights)
+                record.reads(weights).writes(weights)
             record.visible(new, 2 * new, seen)
             record.reads(queries, both_keys)
             self._scores[:, :, some] = found.view(*keys.shape[:2], -1, new).amax(2)

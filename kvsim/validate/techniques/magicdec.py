@@ -87,8 +87,7 @@ class DraftRing(RingCache):
     sink = SINK
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, DraftCache)
+        settings = place.settings(DraftCache)
         self.window = int(settings.budget) - SINK  # latest tokens that a draft sees
         self.recent = self.window + settings.idle
         super().__init__(place)

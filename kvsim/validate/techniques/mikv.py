@@ -69,8 +69,7 @@ class Mikv(KvStore):
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
-        part, slots = room.part, room.slots
-        assert isinstance(part, Settings)
+        part, slots = room.settings(Settings), room.slots
         if part.exact:
             raise InputError("mikv: high=16 and low=16 pack nothing; choose fewer bits, or full")
         room.check_group(part.group)
@@ -164,8 +163,7 @@ class Mikv(KvStore):
         with self.counter.op("balance") as record:
             grouped = queries.view(batch, self.room.heads, -1, new, dim)
             asking = (grouped / self.balancer[:, :, None]).view_as(queries)
-            record.reads(queries)
-            record.writes(asking)
+            record.reads(queries).writes(asking)
         high = [self.high_count(end) for end in span.ends]
         low = [end - n for end, n in zip(span.ends, high, strict=True)]
         parts: list[tuple[Precision, list[int], PartialAttention]] = []
@@ -180,8 +178,7 @@ class Mikv(KvStore):
                 with uncounted():
                     for pool, ends, _ in parts:
                         record.reads(*pool.k.read(tuple(ends)), *pool.v.read(tuple(ends)))
-                    record.reads(asking)
-                    record.writes(out)
+                    record.reads(asking).writes(out)
                     count_pairs(record, queries, span, queries.is_cuda)
         self._add(parts, span.longest)
         return out
@@ -235,8 +232,7 @@ class Mikv(KvStore):
             for source, target in ((self.high.k, self.low.k), (self.high.v, self.low.v)):
                 old = [rows_at(part[chosen], rows) for part in source.parts]
                 made = target.codec.encode(source.widened(old))
-                record.reads(*old)
-                record.writes(*made)
+                record.reads(*old).writes(*made)
                 _write(target.parts, chosen, into, made)
             moved = tokens.gather(2, rows).int()
             _write([self.low.tokens[..., None]], chosen, into, [moved[..., None]])
@@ -257,10 +253,8 @@ class Mikv(KvStore):
                 group = self.sums.shape[1] // self.room.heads
                 token = pool.tokens[:, :, :rows].long().repeat_interleave(group, 1)
                 self.sums.scatter_add_(2, token, weights.float())
-                record.reads(weights)
-                record.writes(weights)
-            record.reads(self.sums[:, :, :most])
-            record.writes(self.sums[:, :, :most])
+                record.reads(weights).writes(weights)
+            record.reads(self.sums[:, :, :most]).writes(self.sums[:, :, :most])
 
     def _rows(self, rows: Sequence[int]) -> Tensor:
         """The same row of every KV head, (sequences, KV heads, 1)."""

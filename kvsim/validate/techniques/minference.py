@@ -34,8 +34,7 @@ class Minference(SparsePromptCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        settings = self.parts.selection
-        assert isinstance(settings, Settings)
+        settings = self.context.settings(Settings)
         self.vertical, self.slash, self.window = settings.vertical, settings.slash, settings.window
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
@@ -46,14 +45,13 @@ class Minference(SparsePromptCache):
         outs, per_query = [], queries.shape[0] * queries.shape[1] * held
         for some in query_ranges(step.new, per_query, queries.device):
             places = step.positions[:, some]
-            seen = self._seen(columns, diagonals, places)
+            seen = self._select_tokens(columns, diagonals, places)
             with self.counter.op("attn") as record:
                 outs.append(attend(OpRecord(), queries[:, :, some], k, v, seen))
                 record.visible(places.shape[1], held, seen)
         out = torch.cat(outs, 2)
         with self.counter.op("attn") as record:
-            record.reads(queries, keys, values)
-            record.writes(out)
+            record.reads(queries, keys, values).writes(out)
         return out
 
     def _rank(self, queries: Tensor, keys: Tensor, step: Pass) -> tuple[Tensor, Tensor]:
@@ -73,13 +71,12 @@ class Minference(SparsePromptCache):
             record.writes(kept, kept)
         with self.counter.op("rank_lines") as record:
             sums = torch.stack([columns, diagonals])
-            record.reads(sums.to(keys.dtype))
-            record.writes(sums.to(keys.dtype))
+            record.reads(sums.to(keys.dtype)).writes(sums.to(keys.dtype))
             order = sums.argsort(dim=-1, descending=True, stable=True)
             ranks = order.argsort(dim=-1)
         return ranks[0], ranks[1]
 
-    def _seen(self, columns: Tensor, diagonals: Tensor, places: Tensor) -> Tensor:
+    def _select_tokens(self, columns: Tensor, diagonals: Tensor, places: Tensor) -> Tensor:
         """Which tokens queries at some places attend to, (sequences, heads, queries, tokens)."""
         held = columns.shape[2]
         tokens = torch.arange(held, device=columns.device)

@@ -76,8 +76,7 @@ class Hierarchical(PackedStore):
     differences = MappingProxyType({"quantise": BY_HALVES})
 
     def __init__(self, room: CacheRoom) -> None:
-        part = room.part
-        assert isinstance(part, Settings)
+        part = room.settings(Settings)
         self.half = part.residual // 2  # G, of one buffer [tokens]
         if part.residual % 2 or self.half % part.group:
             raise InputError(

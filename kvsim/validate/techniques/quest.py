@@ -30,8 +30,7 @@ class Quest(LayerCache):
     replays = True
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         self.page = settings.page_tokens()
         super().__init__(place)
         self.refuse_drafts()
@@ -74,8 +73,7 @@ class Quest(LayerCache):
         with self.counter.op("attn") as record:
             k, v = (column.gathered(record, index) for column in (self.rows.k, self.rows.v))
             out = attend(OpRecord(), queries, k, v, seen)
-            record.reads(queries)
-            record.writes(out)
+            record.reads(queries).writes(out)
         return out
 
     def buffers(self) -> Resident:
@@ -93,8 +91,7 @@ class Quest(LayerCache):
             page = torch.arange(pages, device=best.device)
             ranked = best.masked_fill(page > newest, -torch.inf)
             ranked = ranked.masked_fill(page == newest, torch.inf)
-            record.writes(best)
-            record.reads(best)
+            record.writes(best).reads(best)
             return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
 
     def _summarise(self, keys: Tensor) -> None:
@@ -104,8 +101,7 @@ class Quest(LayerCache):
             low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
             pages = low.shape[2]
             self.low[:, :, :pages], self.high[:, :, :pages] = low.amin(3), high.amax(3)
-            record.reads(keys)
-            record.writes(self.low[:, :, :pages], self.high[:, :, :pages])
+            record.reads(keys).writes(self.low[:, :, :pages], self.high[:, :, :pages])
 
     def _update(self, keys: Tensor, span: SlotRange) -> None:
         """The new token's key is within the bounds of its page."""
@@ -117,14 +113,12 @@ class Quest(LayerCache):
             for bounds, joined in ((self.low, torch.minimum), (self.high, torch.maximum)):
                 old = bounds[sequences, :, pages]
                 bounds[sequences, :, pages] = torch.where(first, new, joined(old, new))
-                record.reads(old)
-                record.writes(new)
+                record.reads(old).writes(new)
 
     def _relevance(self, queries: Tensor, pages: int) -> Tensor:
         """Channel by channel the greater of a query's products with both bounds."""
         with self.counter.op("bounds") as record:
             positive, low, high = queries.relu(), self.low[:, :, :pages], self.high[:, :, :pages]
             bounds = positive @ high.mT + (queries - positive) @ low.mT
-            record.reads(queries, low, high, bounds)
-            record.writes(bounds)
+            record.reads(queries, low, high, bounds).writes(bounds)
         return bounds

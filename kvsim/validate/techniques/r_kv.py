@@ -26,14 +26,13 @@ class RKv(EvictingCache):
     """
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         self.kept, self.buffer = int(settings.kept), settings.buffer
         self.window, self.redundancy = settings.window, settings.redundancy
         super().__init__(place)
         self.refuse_windows()
         self.refuse_drafts()
-        self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
+        self.last = KeptQueries.of_last(self._on_device, min(self.window, self.prompt))
         shape = (self.batch, self.model.heads, self.window, self.model.head_dim)
         self.latest = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
@@ -55,7 +54,7 @@ class RKv(EvictingCache):
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is cut like all that follows."""
         asking, ends = self.last.positions, self._on_device
-        index = self._best(self.last.take(), asking, keys, ends)
+        index = self._choose(self.last.take(), asking, keys, ends)
         first = torch.arange(self.kept, device=keys.device)
         self.keep(keys, values, torch.where((ends > self.kept)[:, None, None], index, first))
 
@@ -78,7 +77,7 @@ class RKv(EvictingCache):
         """Move the best rows of full sequences to the front; those of others stay."""
         columns = (self.rows.k, self.rows.v)
         keys = columns[0].widened(columns[0].parts)[:, :, : int(ends.max())]
-        index = self._best(self.latest, asking, keys, ends)
+        index = self._choose(self.latest, asking, keys, ends)
         first = torch.arange(self.kept, device=keys.device).expand_as(index)
         full = (ends == self.kept + self.buffer)[:, None, None]
         with self.counter.op("compact") as record:
@@ -97,7 +96,7 @@ class RKv(EvictingCache):
         """The latest queries, which observe at the next cut."""
         return {"gpu": {"latest queries": [self.latest]}}
 
-    def _best(self, queries: Tensor, asking: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
+    def _choose(self, queries: Tensor, asking: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
         """Tokens to keep, (batch, KV heads, kept), of the first ``ends`` keys, in their order.
 
         ``asking`` (batch, window) are the queries' own places among the keys.
@@ -108,8 +107,7 @@ class RKv(EvictingCache):
             seen = (tokens <= asking[..., None])[:, None]
             weights = scores(queries, keys, seen).to(keys.dtype)
             compared = keys if self.redundancy == "each" else keys[:1]
-            record.reads(queries, keys, compared, weights, weights)
-            record.writes(weights, weights)
+            record.reads(queries, keys, compared, weights, weights).writes(weights, weights)
             mean = weights.float().nan_to_num().mean(2)
             mean = F.max_pool1d(mean, POOL, 1, POOL // 2)
             important = mean.view(len(mean), keys.shape[1], -1, mean.shape[2]).amax(2)
@@ -122,15 +120,13 @@ class RKv(EvictingCache):
                 cosines.masked_fill_(tokens[some, None] == tokens, 0.0)
                 latest = ((cosines > ALIKE) * tokens).amax(-1, keepdim=True)
                 alike += cosines.scatter(-1, latest, 0.0).sum(2, dtype=torch.float32)
-                record.reads(cosines)
-                record.writes(cosines)
+                record.reads(cosines).writes(cosines)
             mean = (alike / ends[:, None, None]).masked_fill(~there[:, None], -torch.inf)
             joint = IMPORTANCE * important - (1 - IMPORTANCE) * mean.softmax(-1)
         with self.counter.op("select") as record:
             own = there & (tokens >= ends[:, None] - self.window)
             scored = joint.masked_fill(own[:, None], torch.inf).to(keys.dtype)
             ranked = scored.masked_fill(~there[:, None], -torch.inf)
-            record.reads(scored)
-            record.writes(scored)
+            record.reads(scored).writes(scored)
             best: Tensor = ranked.topk(self.kept, dim=-1).indices.sort(-1).values
         return best

@@ -47,8 +47,7 @@ class Lowrank(KvStore):
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
-        part = room.part
-        assert isinstance(part, LowrankSettings)
+        part = room.settings(LowrankSettings)
         if room.values is None:
             raise InputError(
                 f"{part.name}: its real implementation has values on the host; run it within "
@@ -78,8 +77,7 @@ class Lowrank(KvStore):
             self.left[..., :held] = u[..., :held] * sizes[:, None, :held]
             by_head = columns[:, :held].unflatten(2, (self.room.heads, self.room.dim))
             self.right[:, :, :held] = by_head.transpose(1, 2)
-            record.reads(keys, rows)
-            record.writes(rows, self.left, self.right)
+            record.reads(keys, rows).writes(rows, self.left, self.right)
             record.computes(self.room.sequences * self._work)
 
     def restored(self, index: Tensor) -> Tensor:
@@ -88,8 +86,7 @@ class Lowrank(KvStore):
             rows = rows_at(self.left[:, None].expand(-1, self.room.heads, -1, -1), index)
             keys = (rows @ self.right).flatten(0, 1)[:, None]
             made = self.room.turned(keys, index.flatten(0, 1), back=False).to(rows.dtype)
-            record.reads(rows, self.right)
-            record.writes(made)
+            record.reads(rows, self.right).writes(made)
         return made.view(*index.shape, self.room.dim)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
@@ -184,8 +181,7 @@ class Landmarks(LayerCache):
             sides = zip((restored, fetched), self.staying, recent, strict=True)
             k, v = (torch.cat(parts, 2) for parts in sides)
             out = attend(OpRecord(), queries, k, v, seen[:, :, None])
-            record.reads(queries, k, v)
-            record.writes(out)
+            record.reads(queries, k, v).writes(out)
         return out
 
     def buffers(self) -> Resident:
@@ -215,16 +211,14 @@ class Landmarks(LayerCache):
             record.writes(self.means)
             for mine, numbers in zip(self.staying, (keys, values), strict=True):
                 mine.copy_(rows_at(numbers, index))
-                record.reads(mine)
-                record.writes(mine)
+                record.reads(mine).writes(mine)
 
     def _choose(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Chunks that a head of the group gives most, and whether there was such a chunk."""
         grouped = queries.reshape(self.batch, self.means.shape[1], -1, queries.shape[3])
         with self.counter.op("landmarks") as record:
             scores = grouped @ self.means.mT
-            record.reads(queries, self.means, scores)
-            record.writes(scores)
+            record.reads(queries, self.means, scores).writes(scores)
         with self.counter.op("topk") as record:
             there = self._in_prompt(torch.arange(self.chunks, device=scores.device)).any(-1)
             others = there[:, None].expand(-1, self.means.shape[1], -1)
@@ -233,8 +227,7 @@ class Landmarks(LayerCache):
                 ~others[:, :, None], -torch.inf
             )
             best = logits.float().log_softmax(-1).amax(2).nan_to_num(-torch.inf).to(scores.dtype)
-            record.writes(best)
-            record.reads(best)
+            record.writes(best).reads(best)
             chosen = best.topk(self.most, dim=-1).indices
             return chosen, others.gather(2, chosen)
 

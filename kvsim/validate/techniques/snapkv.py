@@ -27,10 +27,9 @@ class Snapkv(CutCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        settings = self.parts.selection
-        assert isinstance(settings, Settings)
+        settings = self.context.settings(Settings)
         self.window = int(settings.window)
-        self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
+        self.last = KeptQueries.of_last(self._on_device, min(self.window, self.prompt))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Compute full causal attention for a chunk, and record the window's queries."""

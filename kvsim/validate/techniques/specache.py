@@ -75,8 +75,7 @@ class LateKivi(PackedStore):
     )
 
     def __init__(self, room: CacheRoom) -> None:
-        part = room.part
-        assert isinstance(part, LateKiviSettings)
+        part = room.settings(LateKiviSettings)
         bits, ring = int(part.bits), part.residual + room.fresh
         where: Levels = "centres" if bits == 1 else "ends"
         super().__init__(room, part.residual, bits, part.group, ring, where)
@@ -149,8 +148,7 @@ class Pairs(LayerCache):
     """
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, PairSettings)
+        settings = place.settings(PairSettings)
         super().__init__(place)
         if not isinstance(self.kv, LateKivi):
             raise InputError(
@@ -232,8 +230,7 @@ class Pairs(LayerCache):
         with self.counter.op("topk") as record:
             index = softmax_top_k(scores, heads, self.chosen, eligible.int())
             index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
-            record.writes(scores)
-            record.reads(scores)
+            record.writes(scores).reads(scores)
         self.index = index
         self._arrived = self.host.fetch(index.clamp(min=0), self.fetched)
         count = min(self.chosen, max(step.starts) + step.new - 1)  # pairs per KV head

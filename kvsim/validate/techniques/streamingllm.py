@@ -30,8 +30,7 @@ class Streamingllm(RingCache):
     """
 
     def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Settings)
+        settings = place.settings(Settings)
         self.sink, self.recent = int(settings.sink), int(settings.recent)
         super().__init__(place)
         self._turning: Turning | None = None
@@ -79,8 +78,7 @@ class Streamingllm(RingCache):
         slots = torch.arange(self.sink, device=self.device).expand(self.batch, -1)
         span = SlotRange(slots, (self.sink,) * self.batch, self.sink, 0)
         self.rows.k.write(OpRecord(), rotate(self.sinks, cos, sin), span)
-        record.reads(self.sinks)
-        record.writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
+        record.reads(self.sinks).writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
 
     def _remember(self, keys: Tensor, step: Pass) -> None:
         """A new token that is a sink: its key in full precision, beside the packed one."""

@@ -29,13 +29,12 @@ class Think(KvStore):
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
-        part = room.part
-        assert isinstance(part, Settings)
+        part = room.settings(Settings)
         if not room.prompts or len(room.prompts) != room.sequences:
             raise InputError("think: its real implementation is for the GPU only; run it alone")
         prompt, width = max(room.prompts), room.dim - int(part.ratio * room.dim)
         self.lengths = torch.tensor(room.prompts, device=room.device)
-        self.last = KeptQueries.last(self.lengths, min(part.window, prompt))
+        self.last = KeptQueries.of_last(self.lengths, min(part.window, prompt))
         self.thin, self.values = room.zeros(prompt, width), room.zeros(prompt)
         self.which = torch.zeros(
             room.sequences, room.heads, width, dtype=torch.int32, device=room.device
@@ -58,22 +57,20 @@ class Think(KvStore):
             held = (keys.float() * there[:, None, :, None]).norm(dim=2)
             scored = (asked * held).to(keys.dtype)
             best = scored.topk(self.thin.shape[3], dim=-1).indices.sort(-1).values
-            record.reads(queries, keys)
-            record.writes(scored)
+            record.reads(queries, keys).writes(scored)
         with self.counter.op("thin") as record:
             self.which.copy_(best)
             self.thin.copy_(keys.gather(3, best[:, :, None].expand(-1, -1, keys.shape[2], -1)))
             self.values.copy_(values)
-            record.reads(self.thin, self.values)
-            record.writes(self.thin, self.values)
+            record.reads(self.thin, self.values).writes(self.thin, self.values)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Whole keys, behind the prompt."""
-        self.later.append(keys, values, self._behind(span))
+        self.later.append(keys, values, self._after_prompt(span))
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """The prompt by the channels that stayed, and whole later tokens."""
-        dim, own = queries.shape[3], self._behind(span)
+        dim, own = queries.shape[3], self._after_prompt(span)
         grouped = queries.reshape(*self.which.shape[:2], -1, dim)
         index = self.which.long()[:, :, None].expand(-1, -1, grouped.shape[2], -1)
         thin = grouped.gather(3, index).view(*queries.shape[:3], -1)
@@ -91,8 +88,7 @@ class Think(KvStore):
                 record.visible(span.new, k.shape[2], visible)
         with self.counter.op("attn") as record:
             out = merge(parts).to(queries.dtype)
-            record.reads(queries)
-            record.writes(out)
+            record.reads(queries).writes(out)
         return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
@@ -100,7 +96,7 @@ class Think(KvStore):
         later = [*self.later.k.parts, *self.later.v.parts]
         return {"kv": [self.thin, self.values, *later], "kept channels": [self.which]}
 
-    def _behind(self, span: SlotRange) -> SlotRange:
+    def _after_prompt(self, span: SlotRange) -> SlotRange:
         """The same tokens counted from the end of their prompts."""
         counts = self.room.prompts
         ends = tuple(end - n for end, n in zip(span.ends, counts, strict=True))

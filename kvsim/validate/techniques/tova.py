@@ -20,7 +20,7 @@ class Tova(CutCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        self.last = KeptQueries.last(self._on_device, 1)
+        self.last = KeptQueries.of_last(self._on_device, 1)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; the last query of each prompt is kept."""

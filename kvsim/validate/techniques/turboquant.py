@@ -54,8 +54,7 @@ class Turboquant(PerTokenCache):
         InputError
             If neither keys nor values are quantised (``bits=16``).
         """
-        part = self.part
-        assert isinstance(part, Settings)
+        part = self.room.settings(Settings)
         if part.exact:
             raise InputError("turboquant: bits=16 packs nothing; choose fewer, or technique full")
         self.room.check_group(part.group)
@@ -94,8 +93,7 @@ class Turboquant(PerTokenCache):
         matrix = self.turn.T if name == "rotate" else self.turn
         with self.counter.op(name) as record:
             turned = [some @ matrix for some in vectors]
-            record.reads(*vectors, self.turn if reads else None)
-            record.writes(*turned)
+            record.reads(*vectors, self.turn if reads else None).writes(*turned)
         return turned
 
 

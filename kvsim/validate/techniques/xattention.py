@@ -23,8 +23,7 @@ class Xattention(SparseBlocksCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        settings = self.parts.selection
-        assert isinstance(settings, Settings)
+        settings = self.context.settings(Settings)
         self.block, self.stride, self.share = settings.block, settings.stride, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
@@ -49,6 +48,5 @@ class Xattention(SparseBlocksCache):
             shape = (*weights.shape[:2], weights.shape[2] // each, each, -1, each)
             found: Tensor = weights.view(shape).sum((3, 5))
             record.visible(logits.shape[2], logits.shape[3], seen)
-            record.reads(queries, keys)
-            record.writes(found.to(keys.dtype))
+            record.reads(queries, keys).writes(found.to(keys.dtype))
         return self.causal(found, step)

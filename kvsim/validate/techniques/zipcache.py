@@ -60,8 +60,7 @@ class Zipcache(KvStore):
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
-        part, slots = room.part, room.slots
-        assert isinstance(part, Settings)
+        part, slots = room.settings(Settings), room.slots
         for bits in (part.high, part.low):
             if bits not in PACKED_BITS:
                 raise InputError(
@@ -199,8 +198,7 @@ class Zipcache(KvStore):
             shares = (scores.float() - lse[..., None]).exp()
             grouped = shares.view(len(shares), self.room.heads, -1, fresh)
             self.saliency[..., :fresh] += grouped.mean(2)
-            record.writes(scores)
-            record.reads(scores)
+            record.writes(scores).reads(scores)
 
     def _compress(self) -> None:
         """Pack a full window by its saliency over the probes that saw each token (equation 8)."""
@@ -389,8 +387,7 @@ class PrecisionRows:
             target[sequences, :, rows] = source.transpose(1, 2)
         for target, source in zip(self._by_set, by_set, strict=True):
             target[:, :, time : time + 1] = source
-        record.reads(part_keys, part_values)
-        record.writes(made_k.codes, made_v.codes, *by_row, *by_set)
+        record.reads(part_keys, part_values).writes(made_k.codes, made_v.codes, *by_row, *by_set)
         return counts
 
     def view(
@@ -502,7 +499,6 @@ def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
         seen = every[:, :, :, some]
         shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
         votes += shares.float().sum(3).mean(2)
-        record.reads(logits, shares)
-        record.writes(logits, shares)
+        record.reads(logits, shares).writes(logits, shares)
     record.reads(queries, keys)
     return votes

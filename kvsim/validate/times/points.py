@@ -107,7 +107,7 @@ class _Turns:
     techniques: tuple[Technique, ...]
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         """The point, for people."""
         return f"{self.arch.model.name}, batch {self.work.batch}, prompt {self.work.prompt}"
 
@@ -115,7 +115,7 @@ class _Turns:
         """Estimate what their runs take by what is predicted for them."""
         found = [predict(self.deployment, t, self.work) for t in self.techniques]
         once = sum(float(p.ttft_s[0] + p.tpot_s[0] * self.work.generate) for p in found)
-        return Unit(f"{self.where}: {', '.join(map(str, self.techniques))}", turns * once)
+        return Unit(f"{self.label}: {', '.join(map(str, self.techniques))}", turns * once)
 
 
 @torch.inference_mode()
@@ -189,7 +189,7 @@ def _take_turns(
     turns = grid.repeats + 2
     # the first warms up: kernels are compiled and chosen in it; the last times ops
     for turn in range(turns):
-        yield f"{group.where}: turn {turn + 1} of {turns}{runner.remaining}"
+        yield f"{group.label}: turn {turn + 1} of {turns}{runner.remaining}"
         for t in list(runs):
             try:
                 if turn > grid.repeats:

@@ -311,7 +311,7 @@ def run_timed(
             rounds.append(_read_clock(decoder.device) - begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
-        run.impl.close()
+        run.impl.shutdown()
     if watch:
         computing = watch.undisturbed(computing)
     tokens = work.generate - 1
