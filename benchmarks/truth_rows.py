@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 FASTER = ("output_tok_s", "decode_tok_s", "prefill_tok_s", "speedup")  # more is better
@@ -23,7 +24,9 @@ FORMATS = {
 STREAMED = 20
 """Tokens that TensorRT-LLM's server sends together (stream_interval) in InferenceMAX's load tests
 of 1,024 tokens in and out on up to 4 GPUs. It is not said; in 42 runs on two cards, in two formats,
-the first token comes 16 to 27 passes later than with other lengths, 20 at the median."""
+the first token comes 16 to 27 passes later than with other lengths, 20 at the median. Servers that
+only decode do the same."""
+CROWD = 1.2  # clients over what servers take at once, in some tests of pools
 ENGINES = {
     "vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM",
     "deepspeed-mii": "DeepSpeed-MII",
@@ -214,20 +217,34 @@ def _serving(file: str, r: Mapping[str, str], line: int) -> Iterator[Row]:
         yield replace(common, metric=metric, value=value, asked=asked)
 
 
+def _slots(clients: float) -> int:
+    """Sequences that a server takes at once, of which a test's clients are as many or CROWD times.
+
+    The table does not say it. Its clients per decoding server are 2^k or 1.2 times as many (2, 3,
+    10, 20, 39, 77, 154 and 615 on H100), and the time to the first token is then the wait for a
+    place: one, a half and a quarter of a request's time for 2 on 1, 3 on 2 and 10 on 8.
+    """
+    return next(2**k for k in range(16) if ceil(CROWD * 2**k) >= clients)
+
+
 def _disaggregated(r: Mapping[str, str], line: int) -> Iterator[Row]:
     model, weights, kv = _formats(r)
+    spread = DRAWN if r["src"].startswith(("2026", "db-dump")) else 1.0
+    share, clients = (1 + spread) / 2, int(r["concurrency"] or 1)
+    readers, decoders = (int(float(r[f"{k}_workers"] or 0)) for k in ("prefill", "decode"))
+    said = readers and r["concurrency"]
+    # both pools are laid out as the one that decodes, where requests spend most of their time
+    tp, dp, ep = (int(float(r[f"decode_{k}"])) or 1 for k in ("tp", "dp", "ep"))
+    own = said and r["engine"] == "trtllm"
     for metric, column, side in (("ttft_s", "ttft_ms", "prefill"), ("tpot_s", "tpot_ms", "decode")):
-        tp, dp, ep = (int(float(r[f"{side}_{k}"])) or 1 for k in ("tp", "dp", "ep"))
-        readers, decoders = (int(float(r[f"{k}_workers"] or 0)) for k in ("prefill", "decode"))
-        said = readers and r["concurrency"]
-        together = float(r["prefill_batch"] or 1)
         yield Row(
             "serving_disaggregated", line, "serving_disaggregated", ENGINES[r["engine"]],
             r["version"], r["device"], model, weights, metric, float(r[column]) / 1000,
             "closed loop", kv=kv, tp=tp, dp=dp, ep=ep, gpus=tp * dp,
-            technique="fp8" if kv else "full", prompt=float(r["isl"]), generate=float(r["osl"]),
-            concurrency=int(r["concurrency"] or 1), readers=readers,
-            decoders=decoders, max_tokens=int(together * float(r["isl"])),
+            technique="fp8" if kv else "full", prompt=share * float(r["isl"]),
+            generate=share * float(r["osl"]), spread=spread, streamed=STREAMED if own else 1,
+            concurrency=clients, readers=readers, decoders=decoders,
+            max_seqs=_slots(clients / decoders / dp) if own else 0,
             asked=side if said else "", listed=not said,
             note="" if said else "replicas of a pool or clients are not said",
         )  # fmt: skip

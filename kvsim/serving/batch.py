@@ -479,7 +479,7 @@ def swap_in(world: World, replica: Replica, index: int) -> bool:
         request.status = SWAPPED
         return False
     if request.handed:
-        request.handed = False
+        request.handed, request.first = False, replica.clock
         return True
     replica.host_swapped -= swapped
     replica.cost[TO_GPU] += swapped / limits.h2d

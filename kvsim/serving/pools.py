@@ -143,7 +143,6 @@ def simulate_pools(
     decoding = make_world(coming, alone, pools.decode, each[order])
     second = decoding.requests
     second.made, second.handed = 1, True
-    second.first = first.first[order]
     play_world(decoding, alone, (LEAST_LOADED, np.inf), told)
     return Run(requests, costs, _join_worlds(requests, reading, decoding, order))
 
@@ -217,7 +216,7 @@ def _join_worlds(requests: Requests, reading: World, decoding: World, order: Int
     records = reading.requests
     second = decoding.requests
     records.generate = requests.generate
-    for name in ("last", "made", "status"):
+    for name in ("first", "last", "made", "status"):
         kept = records[name]
         kept[order] = second[name]
     records.preempted[order] += second.preempted
@@ -288,7 +287,7 @@ def send(both: Apart, index: int) -> None:
         begin = request.started
         read += size / course.layers / course.sends
     sender.sent = max(max(begin, sender.sent) + size / course.sends, read)
-    later.first, later.arrival = request.first, sender.sent
+    later.arrival = sender.sent
     push(both.decoding, both.second, sender.sent, 2 * index)
 
 

@@ -77,7 +77,7 @@ def take_over(fleet: list[PlainReplica], request: PlainRequest, now: float) -> P
     chosen = min(fleet, key=lambda f: f.score(replace(request, arrival=now), "least-loaded"))
     chosen.advance(now)
     chosen.clock = max(chosen.clock, now)
-    request.status, request.handed, request.made = "swapped", True, 1
+    request.status, request.handed, request.made, request.first = "swapped", True, 1, nan
     request.left = ceil((request.generate - 1) / request.rate - EPS)
     by_class(chosen.swapped, request, request)
     return chosen
@@ -107,7 +107,8 @@ class PlainSessionsApart(PlainSessions):
                 self.sent[r.replica] = arrives(
                     r, self.costs, self.pools, self.readers[0], self.sent[r.replica]
                 )
-                r.status, r.generate, r.last = "on its way", self.generate[r.index], nan
+                r.status, r.generate = "on its way", self.generate[r.index]
+                r.first = r.last = nan
                 key = 2 * (len(self.out) + r.index)  # after what else happens at that time
                 heappush(self.events, (self.sent[r.replica], key))
         super().follow()

@@ -120,7 +120,7 @@ class PlainReplica(PlainPrompts):
             self.batch.remove(sequence)
             return False
         if request.handed:
-            request.handed = False
+            request.handed, request.first = False, self.clock
             return True
         size = int(self.t.gpu_bytes[self.blocks(length)])
         self.host_swapped -= size
