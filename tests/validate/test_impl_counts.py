@@ -178,13 +178,6 @@ def test_prompts_of_one_token(text: str, generate: int) -> None:
         assert buffer.equal, buffer
 
 
-def test_every_technique_has_three_shapes() -> None:
-    for name in IMPLEMENTATIONS:
-        if not small_settings(name, SmallRun(1, 24, 8, 16)):
-            continue  # a draft model: tests/validate/test_impl_presets.py
-        assert len({case[1:] for case in CASES if parse(case[0]).name == name}) >= 3
-
-
 @pytest.mark.parametrize(
     "text",
     [

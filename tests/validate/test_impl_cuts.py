@@ -8,7 +8,6 @@ from kvsim.validate.model.attention import Pass
 from tests.support.decoders import prompts
 from tests.support.naive_caches import Naive, assert_like_naive
 from tests.support.runs import complete
-from tests.validate.test_impl_counts import assert_as_stated, counted
 from tests.validate.test_impl_eviction import LENGTHS, Choosing, turned
 
 BUDGET = 24
@@ -209,10 +208,3 @@ class NaiveRkv(Choosing):
 def test_reasoning_is_cut_whenever_the_buffer_is_full(lengths: tuple[int, ...]) -> None:
     text = "r-kv:kept=10,buffer=4,window=3"
     assert_like_naive(complete(text, prompts(*lengths), 20), NaiveRkv)
-
-
-@pytest.mark.parametrize("name", ["ada-kv", "keydiff", "tova", "expected-attention"])
-@pytest.mark.parametrize(("batch", "prompt"), [(1, 90), (3, 40), (2, 16)])
-def test_ops_and_memory_of_cuts_are_as_stated(name: str, batch: int, prompt: int) -> None:
-    text = f"{name}:budget={BUDGET}"
-    assert_as_stated(counted(text, "llama", batch, prompt, 4), text)

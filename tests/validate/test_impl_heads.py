@@ -14,7 +14,6 @@ from kvsim.validate.run import Generation
 from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same
-from tests.validate.test_impl_counts import counted
 
 LENGTHS, GENERATE = (40, 23, 5), 21
 
@@ -25,15 +24,6 @@ LENGTHS, GENERATE = (40, 23, 5), 21
 )
 def test_heads_lose_nothing(text: str, lengths: tuple[int, ...]) -> None:
     assert_same(text, "full", prompts(*lengths), 16)
-
-
-@pytest.mark.parametrize("beside", ["fp8", "grouped:bits=4,group=8", "snapkv:budget=16,window=8"])
-def test_heads_over_other_caches_are_as_stated(beside: str) -> None:
-    result = counted(f"{beside} + mtp:gamma=2,acceptance=0.5", "llama", 1, 34, 9)
-    assert [line for line in result.lines if not line.holds] == []
-    assert all(line.equal for line in result.lines if line.op in ("join_inputs", "draft_head"))
-    assert all(buffer.equal for buffer in result.buffers)
-    assert {"draft weights", "draft kv"} <= {buffer.name for buffer in result.buffers}
 
 
 class States(Composed):

@@ -74,29 +74,6 @@ def pooled(counts: Tensor, shares: Tensor) -> float:
     return float(chisquare(seen, meant).pvalue)
 
 
-def test_sampled_quantspec_is_distributed_as_its_target() -> None:
-    batch, prompt = 3000, prompts(37)
-    heat = {"temperature": 0.4, "seed": 5}
-    run = Generation(decoder("llama"), parse(f"{QUANTSPEC},gamma=2"), prompt * batch, 3, **heat)  # type: ignore[arg-type]
-    tokens = run.complete()
-    vocab = decoder("llama").arch.model.vocab
-    # the second token, over every first token that was drawn
-    first, times = torch.unique(tokens[:, 0], return_counts=True)
-    settings, many = parse(f"{QUANTSPEC},gamma=0"), prompt * len(first)
-    plain = Generation(decoder("llama"), settings, many, 3, **heat)  # type: ignore[arg-type]
-    with torch.inference_mode():
-        plain.start()
-        target = plain.shares(plain.forward(first[:, None], "verify")[:, 0])
-        settings = parse(f"{QUANTSPEC},gamma=1")
-        other = Generation(decoder("llama"), settings, many, 3, **heat)  # type: ignore[arg-type]
-        other.start()
-        draft = other.shares(other.forward(first[:, None], "draft")[:, 0])
-    counts = torch.bincount(tokens[:, 1], minlength=vocab)
-    weights = times[:, None].double()
-    assert pooled(counts, (target * weights).sum(0)) > 1e-3
-    assert pooled(counts, (draft * weights).sum(0)) < 1e-6, "the test cannot tell draft and target"
-
-
 def drawn(text: str, many: int, generate: int, seed: int) -> Tensor:
     """Tokens of many runs of one prompt, (many, generate)."""
     given = prompts(37) * many
@@ -186,15 +163,6 @@ def test_magicdec_is_full(settings: str, model: str) -> None:
     run = Generation(decoder(model), parse(f"magicdec:{settings}"), given, 60, keep=True)
     run.complete(), full.complete()
     assert_same_run(run, full)
-
-
-@pytest.mark.parametrize("draft", ["streamingllm", "snapkv"])
-def test_a_draft_that_keeps_everything_is_always_right(draft: str) -> None:
-    run = Generation(
-        decoder("llama"), parse(f"magicdec:draft={draft},budget=300,gamma=3"), prompts(60), 61
-    )
-    run.complete()
-    assert run.yielded == [[4]] * 15
 
 
 def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:

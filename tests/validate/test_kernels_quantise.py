@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvsim.engine.formats import Format, bytes_per_number, separable_parameters
 from kvsim.errors import InputError
 from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.validate.kernels.packing import PACKED_BITS, pack, unpack
@@ -109,38 +108,6 @@ def test_groups_are_those_of_quanto(bits: int, kind: str, by: By) -> None:
     assert tie.float().mean() < 0.02
 
 
-@given(
-    bits=st.sampled_from(PACKED_BITS),
-    by=st.sampled_from(BYS),
-    where=st.sampled_from(["ends", "centres", "grid"]),
-    spread=st.sampled_from([1e-4, 1.0, 300.0]),
-    seed=st.integers(0, 1000),
-)
-@settings(max_examples=60, deadline=None)
-def test_errors_stay_within_half_a_step(
-    bits: int, by: By, where: Levels, spread: float, seed: int
-) -> None:
-    x = numbers(seed, 1, 1, 32, 16, spread=spread)
-    store = quantise(x, bits, 16, by, where)
-    rows = groups_of(x.float(), 16, by)
-    error = (groups_of(store.numbers(), 16, by) - rows).abs().amax(1)
-    width = rows.amax(1) - rows.amin(1)
-    levels = 2**bits if where == "centres" else 2**bits - 1
-    allowed = width / levels * (1.0 if where == "grid" else 0.5)  # a whole zero point clips
-    stored = 2**-10 * rows.abs().amax(1) + 2**-10 * width + 2**bits * 2**-24  # scales in fp16
-    assert (error <= allowed + stored).all()
-
-
-def test_one_bit_as_specache_has_it() -> None:
-    x = torch.tensor([0.0, 1.0, 1.9, 2.0, 3.0, 3.9, 4.0, 4.0]).half().view(1, 1, 1, 8)
-    paper = quantise(x, 1, 8, "token", "centres")
-    assert paper.zero.item() == 1.0  # (3 min + max) / 4
-    assert paper.scale.item() == 2.0  # (max - min) / 2
-    assert paper.numbers().flatten().tolist() == [1, 1, 1, 3, 3, 3, 3, 3]
-    own = quantise(x, 1, 8, "token")
-    assert own.numbers().flatten().tolist() == [0, 0, 0, 4, 4, 4, 4, 4]
-
-
 @given(seed=st.integers(0, 1000), spread=st.sampled_from([1e-3, 1.0, 100.0]))
 @settings(max_examples=30, deadline=None)
 def test_both_halves_make_eight_bits(seed: int, spread: float) -> None:
@@ -157,30 +124,6 @@ def test_both_halves_make_eight_bits(seed: int, spread: float) -> None:
             # the residual's largest code is 7 of 8 sixteenths: half a step more at one end
             allowed = width / steps * (0.5 if steps == 15 else 1.0)
             assert (error <= allowed + stored).all()
-
-
-@pytest.mark.parametrize("bits", PACKED_BITS)
-@pytest.mark.parametrize("group", [16, 32, 64])
-def test_sizes_are_those_formats_state(bits: int, group: int) -> None:
-    x = numbers(1, 3, 2, 64, 64)
-    for by in BYS:
-        assert quantise(x, bits, group, by).nbytes == x.numel() * bytes_per_number(bits, group)
-    whole = quantise(x, 4, group, "token", hierarchical=True)
-    assert whole.nbytes == x.numel() * bytes_per_number(8, group)
-    assert whole.upper_only().nbytes == x.numel() * bytes_per_number(4, group)
-    assert Format(8, group).number == bytes_per_number(8, group)
-
-
-def test_mixed_sizes_are_those_formats_state() -> None:
-    batch, heads, head_dim = 3, 2, 32
-    high, low = numbers(1, batch, heads, 60, head_dim), numbers(2, batch, heads, 40, head_dim)
-    stores = []
-    for part, bits in ((high, 4), (low, 2)):
-        valid = torch.ones(batch, part.shape[2], dtype=torch.bool)
-        stores += [channelwise(part, bits, valid), separable(part, bits, valid)]
-    codes = 2 * batch * heads * head_dim * (60 * 4 + 40 * 2) / 8
-    parameters = separable_parameters(batch, heads * head_dim, 100, sets=2)
-    assert sum(s.nbytes for s in stores) == codes + 2 * parameters
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

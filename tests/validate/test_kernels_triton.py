@@ -198,23 +198,11 @@ def test_parts_merge_to_the_whole(attend: object) -> None:
 
 def test_what_lies_beyond_the_end_never_counts() -> None:
     view = kivi_view(noise, 1, 1, 32, 70, 4)  # tails are NaN wherever no token is
-    q = noise(1, 2, 1, 32)
+    k, v, lengths = noise(2, 1, 70, 32), noise(2, 1, 70, 32), torch.tensor([70, 41])
+    v[1, :, 41:] = torch.nan
     for attend in (attention.attend_plainly, *KERNELS):
-        assert attend(q, view).out.isfinite().all()
-
-
-def test_nan_does_not_pass() -> None:
-    good = torch.ones(3)
-    bad = torch.tensor([1.0, float("nan"), 1.0])
-    for pair in ((good, bad), (bad, good), (bad, bad)):
-        with pytest.raises(AssertionError, match="NaN"):
-            assert_close(*pair)
-    view = kivi_view(noise, 1, 1, 32, 70, 4)
-    q = noise(1, 1, 1, 32)
-    q[0, 0, 0, 0] = torch.nan
-    spoilt = attention.attend_plainly(q, view)
-    with pytest.raises(AssertionError, match="NaN"):
-        same(spoilt, spoilt)
+        assert attend(noise(1, 2, 1, 32), view).out.isfinite().all()
+        assert attend(noise(2, 2, 1, 32), View(lengths, k_tail=k, v_tail=v)).out.isfinite().all()
 
 
 @given(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,9 +120,8 @@ def test_long_calls_are_timed_a_few_times_whatever_the_budget() -> None:
     assert len(clocks.measure(fake, [lambda: None], budget=0.1)) == clocks.FEWEST
 
 
-def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def pretend_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Events of a GPU that is not there, 3 ms apart; what they are asked for."""
     said: list[str] = []
 
     class Event:
@@ -138,12 +137,15 @@ def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
         def elapsed_time(self, end: "Event") -> float:
             return 3.0  # ms
 
-    @contextmanager
-    def on(device: object) -> Iterator[None]:
-        yield
-
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return said
+
+
+def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = pretend_events(monkeypatch)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("sleep"))
     time = clocks.cuda_timer(torch.device("cuda"))
     assert time([lambda: said.append("call")] * 2) == pytest.approx(3e-3)
@@ -256,21 +258,8 @@ def test_samples_go_on_under_another_patch_of_the_driver() -> None:
 
 
 def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_events(monkeypatch)
     slept: list[float] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None: ...
-        def synchronize(self) -> None: ...
-        def elapsed_time(self, end: "Event") -> float:
-            return 1.0
-
-    @contextmanager
-    def on(device: object) -> Iterator[None]:
-        yield
-
     moments: list[float] = []
 
     def clock() -> float:  # the host takes 20 ms for four calls, and longer where they wait
@@ -278,8 +267,6 @@ def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) 
         return moments[-1]
 
     waits: list[float] = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(clocks, "keep_busy", slept.append)
     time = clocks.cuda_timer(torch.device("cuda"), clock)
     for _ in range(3):

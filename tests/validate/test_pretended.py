@@ -1,7 +1,6 @@
 """The paths that only a GPU takes, on one that is pretended: units, waits, work as stated."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +15,6 @@ from kvsim.validate.counts.compare import compare
 from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.parts.drafting import int4, int4_matrix
 from kvsim.validate.run import Generation
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.work import facts
 from tests.support.oracles import ORACLES
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
@@ -38,14 +35,6 @@ def test_work_is_as_stated_and_the_host_never_waits(text: str) -> None:
         found = compare(small.deployment, run, counter)
     decoding = [line for line in found.lines if line.phase == "decode"]
     assert decoding and [line for line in decoding if not line.same_flops] == []
-
-
-def test_facts_are_told(tmp_path: Path) -> None:
-    with pretended():
-        assert (
-            facts("cuda:0", SessionState.open(tmp_path, "pretended"), "long")["device"]
-            == "Pretended GPU"
-        )
 
 
 @pytest.mark.parametrize("name", ["gather", "topk", "quantise", "factors"])

@@ -14,8 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvsim.engine.timeline import (  # noqa: E402
-    OpSpan,
-    copy_overlap,
     steady_seconds,
 )
 from kvsim.machines.deployment import Deployment  # noqa: E402
@@ -36,7 +34,6 @@ from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402
 from kvsim.validate.times import clock as clocks  # noqa: E402
 from kvsim.validate.times import points, timed  # noqa: E402
-from kvsim.validate.times.clock import Clock  # noqa: E402
 from kvsim.validate.times.compared import (  # noqa: E402
     Compared,
     Measured,
@@ -56,18 +53,6 @@ from tests.support.places import ROOT  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = Grid((("smollm2-135m", 1),), (1,), (24,), repeats=2, generate=4)
-
-
-def test_a_clock_adds_up_what_ops_take() -> None:
-    clock = Clock(CPU)
-    clock.begin("decode")
-    for _ in range(2):
-        with clock.op("product"):
-            torch.ones(400, 400) @ torch.ones(400, 400)
-    with clock.op("nothing"):
-        pass
-    took = clock.passes[0].seconds()
-    assert took["product"] > 10 * took["nothing"] >= 0
 
 
 def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
@@ -241,13 +226,6 @@ def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
     assert max(s.end for s in predicted.spans) == pytest.approx(
         float(steady_seconds(step, d)), rel=1e-9
     )
-
-
-def test_the_share_of_copies_beside_compute() -> None:
-    busy = [OpSpan("gpu", "a", 0.0, 2.0), OpSpan("gpu", "b", 3.0, 4.0)]
-    copies = [OpSpan("h2d", "x", 1.0, 3.5), OpSpan("d2h", "y", 4.0, 4.5)]
-    assert copy_overlap([*busy, *copies]) == pytest.approx(1.5 / 3.0)
-    assert np.isnan(copy_overlap(busy))
 
 
 def compared(name: str, measured: float, predicted: float, noise: float = 0.01) -> Compared:

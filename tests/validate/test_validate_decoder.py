@@ -10,10 +10,7 @@ from kvsim.techniques import parse
 from kvsim.validate.run import Generation
 from tests.support.decoders import CONFIGS, decoder, oracle_logits, prompts
 from tests.support.runs import (
-    TOLERANCE,
     assert_likeliest,
-    assert_same_sequence,
-    complete,
     logits_of,
 )
 
@@ -26,17 +23,6 @@ def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
     for i, prompt in enumerate(given):
         expected = oracle_logits(name, prompt, tokens[i].tolist())
         assert_likeliest(logits_of(run, i), tokens[i], expected)
-
-
-def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
-    given = prompts(33, 20)
-    logits = []
-    for chunk in (2, 10, 1000):
-        run = Generation(decoder("llama"), parse("full"), given, 1, chunk=chunk, keep=True)
-        run.complete()
-        logits.append(torch.stack([run.logits[0][0], run.logits[1][0]]))
-    assert (logits[0] - logits[2]).abs().max() < TOLERANCE
-    assert (logits[1] - logits[2]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -58,17 +44,6 @@ def test_prompts_of_a_large_batch_pass_one_after_another(
     with patch.object(run.impl, "prefill", observe):
         run.complete()
     assert seen[:2] == expected
-
-
-def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
-    given = prompts(30, 17, 5)
-    together = complete("full", given, 20, "qwen3")
-    for i, prompt in enumerate(given):
-        alone = Generation(decoder("qwen3"), parse("full"), [prompt], 20, keep=True)
-        (tokens,) = alone.complete()
-        assert_same_sequence(
-            logits_of(together, i), together.tokens[i], logits_of(alone, 0), tokens
-        )
 
 
 def test_drawn_tokens_follow_the_softmax() -> None:
