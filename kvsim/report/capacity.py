@@ -320,8 +320,11 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     """How likely the targets are kept, and what rents more certainty where that is little."""
     if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
         return "No targets were given", ""
-    both = answer.sure.likely["both"]
-    said = f"Probability of meeting the targets: {likelihood(both)}"
+    least, most = answer.sure.between
+    low, high = map(likelihood, (least, most))
+    likely = f"at least {low}" if most > 0.99 >= least else f"{low.removesuffix(' %')} to {high}"
+    likely = low if low == high else likely
+    said = f"Probability of meeting the targets: {likely}"
     stretch = next((a.fleet for a in answer.alternatives if a.label == STRETCH), None)
     if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
@@ -413,9 +416,10 @@ def _describe_certainty(answer: Row) -> str:
     ]
     if not each:
         return ""
+    days = f"{sure['days']} simulated days that did not choose the fleet"
     return (
-        f"Probability of meeting each target: {', '.join(each)} (over {sure['days']} simulated "
-        f"days and the error of predicted times). Predicted times: {sure['source']}."
+        f"Probability of meeting each target: {', '.join(each)} (over {days} and the error of "
+        f"predicted times). Predicted times: {sure['source']}."
     )
 
 
@@ -487,7 +491,7 @@ def _fleet_table(answer: Row) -> Table:
         Column("replicas", "replicas"),
         Column("USD/h", "usd_per_hour", usd),
         *([Column("requests", "share_of_requests", percent)] if several else []),
-        Column("max-num-seqs", "max_seqs", rank=1),
+        Column("max-num-seqs", "max_seqs", integer, 1),
         Column("tokens / pass", "max_tokens", integer, 1),
         *_wait_columns("simulated", f" p{answer['planned_for']['percentile']:g}"),
     ]
@@ -1124,6 +1128,7 @@ def _certainty(answer: CapacityAnswer) -> Row:
         "ttft_met": sure.likely["ttft"] if "ttft" in asked else None,
         "tpot_met": sure.likely["tpot"] if "tpot" in asked else None,
         "both_met": sure.likely["both"],
+        "both_between": list(sure.between),
     }
 
 

@@ -18,7 +18,6 @@ from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
 from kvsim.planner.fleet.search import (
-    ROUNDING,
     Certainty,
     FleetQuestion,
     FleetSolver,
@@ -32,7 +31,6 @@ PLAYS_TO_ANSWER = 4.0  # of each kind of replica until the fleet is found, about
 ANSWER_SHARE = 0.35  # of all time until then, about
 TIME_OF, AFTERWARDS = {f"for {x:g} times the load": 4.0 * x for x in OTHER_LOADS}, 3.0
 """Time of comparisons with other loads, and of what follows them, over that of the others."""
-BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 NOTICED = 0.2  # of the probabilities at larger loads together: less may be chance
 LOAD_HALVINGS = 7  # of the load that limits allow
 NONE = "none meets the targets"
@@ -155,9 +153,6 @@ def make_capacity(
         question.targets, question.limits, sure=question.sure, schedule=question.schedule
     )
     asked, chosen, shortfall = _answer(solver, asked)
-    if solver.certainty(chosen, asked).likely["both"] < asked.sure - ROUNDING:
-        solver.thorough = True
-        asked, chosen, shortfall = _answer(solver, asked)
     rows = _changed(solver, asked, chosen)
     solver.judged = list({x.targets for x in (asked, *rows.values())})
     share, answered = ANSWER_SHARE, solver.plays
@@ -189,8 +184,7 @@ def make_capacity(
         if fleet is not None and costs_as(fleet, best) and solver.allows(best, rows[label]):
             found[label] = best if solver.keeps(best, rows[label]) else fleet
     at_sellers = _reprice(solver, asked, best)
-    best, played = _trim_batch_limits(solver, [asked, *cases.values()], best)
-    sure = solver.certainty(best, asked)
+    sure = solver.certainty(best, asked, chosen=True)
     at_load = {x: _try(solver, best, case) for x, case in cases.items()}
     for x, case in at_load.items():
         if x < 1:  # what carries the whole carries a part, whatever days are drawn
@@ -204,7 +198,7 @@ def make_capacity(
         kinds=solver.kinds,
         alone=[solver.known_busy(kind) * asked.load for kind in solver.kinds],
         fleet=best,
-        played=played,
+        played=solver.play(best, asked.load),
         at_load=at_load,
         after_loss=_try_losses(solver, replace(asked, limits=alone), best),
         alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
@@ -417,31 +411,6 @@ def _with_most_headroom(
     plain = min(same, key=lambda x: x.frills)
     same = [x for x in same if likely(x, asked) >= likely(plain, asked)]
     return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.frills))
-
-
-def _trim_batch_limits(
-    solver: FleetSolver, questions: Sequence[FleetQuestion], fleet: Fleet
-) -> tuple[Fleet, Played]:
-    """The same fleet with batch limits that it does not reach on the trace, with room for more.
-
-    Times of passes are tabulated anew for the limits, as `simulate` does. Limits that would change
-    the answer to any of the questions, of which the first was asked, stay as they were.
-    """
-    asked = questions[0]
-    played = solver.play(fleet, asked.load)
-    most = {g.kind: 0 for g in played.groups}
-    for load in (1.0, max(OTHER_LOADS)):
-        for g in solver.play(fleet, asked.load * load).groups:
-            most[g.kind] = max(most.get(g.kind, 0), g.most_running)
-    kinds = list(fleet.kinds)
-    for j, running in most.items():
-        costs = kinds[j].costs
-        limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
-        rules = replace(costs.rules, max_seqs=min(limit, costs.rules.max_seqs))
-        kinds[j] = replace(kinds[j], costs=replace(costs, rules=rules).times_alone())
-    trimmed = replace(fleet, kinds=tuple(kinds))
-    same = all(solver.keeps(trimmed, x) == solver.keeps(fleet, x) for x in questions)
-    return (trimmed, solver.play(trimmed, asked.load)) if same else (fleet, played)
 
 
 def _try(solver: FleetSolver, fleet: Fleet, question: FleetQuestion) -> WhatIf:

@@ -20,10 +20,11 @@ from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import combinations, combinations_with_replacement
-from math import ceil, floor, inf, isfinite, nan
+from math import ceil, floor, inf, isfinite, nan, sqrt
 
 import numpy as np
 
+from kvsim.evidence.ledger import WITHIN_80
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
@@ -42,12 +43,13 @@ from kvsim.planner.fleet.offers import (
 from kvsim.planner.fleet.play import Fleet, Over, Played, play, serve
 
 ROUNDING = 1e-9  # relative, of costs
+PASSED_OVER = 0.9  # of the fewest replicas by halving, from which each count is played
 BOUND_SHARE = 0.9  # of the replicas that are always busy, from which counts are tried
 PREFIX_BOUND_SHARE = 0.5  # likewise where more replicas keep more prefixes
 MOST_OF_BOUND, MOST_BEYOND = 16, 16  # replicas that are tried at most: times the bound, and more
 DAYS, FEWER_DAYS = 32, 10  # that a probability is taken over
+OTHER_DAYS = 100  # that choose no fleet, at most: the probability that is stated is over them
 DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
-EASY, EASY_DAYS = 0.55, 2  # of the targets, and days in a row within it: others are not played
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
@@ -121,6 +123,14 @@ class Certainty:
     spread: Spread
     days: int
 
+    @property
+    def between(self) -> tuple[float, float]:
+        """Wilson's interval of the probability of both: it holds four times in five."""
+        z, n = WITHIN_80, self.days
+        middle = (self.likely["both"] + z**2 / n / 2) / (1 + z**2 / n)
+        half = z * sqrt(self.likely["both"] * (1 - self.likely["both"]) / n + (z / n / 2) ** 2)
+        return max(middle - half / (1 + z**2 / n), 0.0), min(middle + half / (1 + z**2 / n), 1.0)
+
 
 class FleetSolver:
     """All fleets that one traffic can be served by, and what is known of them so far.
@@ -145,7 +155,6 @@ class FleetSolver:
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
         self._load_of: dict[int, float] = {}  # that each of them was found for
-        self.thorough = False  # whether every day is played before a fleet is said to keep them
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
@@ -169,10 +178,20 @@ class FleetSolver:
             self._traffic[key] = self.question.traffic.varied(load, day)
         return self._traffic[key]
 
-    def days(self, load: float = 1.0) -> int:
-        """Days that a probability is taken over."""
-        affordable = int(DAYS_REQUESTS / load / self.question.traffic.work)
-        return min(max(affordable, FEWER_DAYS), DAYS)
+    def count_days(self, asked: FleetQuestion) -> tuple[int, int]:
+        """Days that a probability is taken over, and how many of them may be missed.
+
+        They are as few as the missed ones allow, so that every load is judged as strictly: 1 of 13
+        would ask for more certainty than 1 of 10.
+        """
+        days, miss = self._affordable_days(asked, DAYS), 1 - asked.sure
+        may_miss = floor(miss * days + ROUNDING)
+        return (ceil(may_miss / miss - ROUNDING) if may_miss else days), may_miss
+
+    def _affordable_days(self, asked: FleetQuestion, most: int) -> int:
+        """Days that can be played: long traces have fewer."""
+        affordable = int(DAYS_REQUESTS / asked.load / self.question.traffic.work)
+        return min(max(affordable, FEWER_DAYS), most)
 
     # verdicts
 
@@ -227,14 +246,11 @@ class FleetSolver:
         today = self._worst(cases, asked)
         if today.both > 1 or not asked.sure:
             return today if today.both > 1 else None
-        may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
-        left, missed, easy = self._scenarios(fleet, asked.load), list[Over](), 0
+        days, may_miss = self.count_days(asked)
+        left, missed = self._scenarios(fleet, 1, days), list[Over]()
         while may_miss < len(missed) + len(left):  # else all that are left may be missed
             worst = self._worst(cases, asked, *left.pop(0))
             missed += [worst] if worst.both > 1 else []
-            easy = easy + 1 if worst.both <= EASY else 0
-            if easy == EASY_DAYS and not self.thorough:
-                return None  # times are shorter on all that are left
             if len(missed) > may_miss:
                 return min(missed, key=lambda x: x.both)
         return None
@@ -255,11 +271,10 @@ class FleetSolver:
                 break
         return found
 
-    def _scenarios(self, fleet: Fleet, load: float) -> list[tuple[int, float]]:
-        """Days and slowdowns that stand for what may come, the slowest first."""
-        spread, count = self.spread(fleet), self.days(load)
-        shares = (np.arange(count) + 0.5) / count
-        days = 1 + np.random.default_rng(0).permutation(count)
+    def _scenarios(self, fleet: Fleet, first: int, count: int) -> list[tuple[int, float]]:
+        """Days from the first on, and slowdowns, that stand for what may come; slowest first."""
+        spread, shares = self.spread(fleet), (np.arange(count) + 0.5) / count
+        days = first + np.random.default_rng(0).permutation(count)
         slowdowns = [round(spread.slowdown(float(share)), 6) for share in shares]
         return sorted(zip(days.tolist(), slowdowns, strict=True), key=lambda x: -x[1])
 
@@ -277,11 +292,14 @@ class FleetSolver:
             self._spreads[key] = known_spread(list(used.values()))
         return self._spreads[key]
 
-    def certainty(self, fleet: Fleet, asked: FleetQuestion) -> Certainty:
-        """How likely a fleet keeps the targets."""
+    def certainty(self, fleet: Fleet, asked: FleetQuestion, chosen: bool = False) -> Certainty:
+        """How likely a fleet keeps the targets; of a chosen one on days that did not choose it."""
         cases = list(self.stressed(fleet, asked))
         kept = np.zeros(3)
-        scenarios = self._scenarios(fleet, asked.load)
+        first, count = 1, self.count_days(asked)[0]
+        if chosen:
+            first, count = 1 + DAYS, self._affordable_days(asked, OTHER_DAYS)
+        scenarios = self._scenarios(fleet, first, count)
         for day, slowdown in scenarios:
             each = [self.over(x, asked, load, day, slowdown) for x, load in cases]
             kept += [max(x) <= 1 for x in zip(*each, strict=True)]
@@ -332,22 +350,9 @@ class FleetSolver:
 
     def _needed(self, x: Configuration) -> Array:
         """Replicas that each class alone needs, by the estimate made to fit what was played."""
-        kind = self._kind_of[id(self.known(x))]
+        kind = self._kind_of[id(x)]
         total = float(kind.needed.sum())
         return kind.needed * (self.busy(kind) / total if isfinite(total) and total > 0 else 1.0)
-
-    def known(self, replica: Configuration) -> Configuration:
-        """Return the kind of replica that differs from this one in its batch limit alone."""
-        if id(replica) in self._kind_of:
-            return replica
-        for kind in self.kinds:
-            for y in kind.choices:
-                if (y.name, y.costs.rules.max_tokens) == (
-                    replica.name,
-                    replica.costs.rules.max_tokens,
-                ):
-                    return y
-        raise KeyError(replica.name)
 
     def known_busy(self, kind: ReplicaKind) -> float:
         """Replicas that the whole traffic keeps busy; NaN where no answer needed to know."""
@@ -527,11 +532,14 @@ class FleetSolver:
         """Whether a replica keeps the targets where hardly anything runs."""
         slower = 1.0
         if asked.sure:
-            days = self.days(asked.load)
-            may_miss = floor((1 - asked.sure) * days + ROUNDING)
+            days, may_miss = self.count_days(asked)
             spread = self.spread(self.always(asked, (x, 1)))
             slower = spread.slowdown(1 - (may_miss + 0.5) / days)
-        return slower * self.at_rest(x).over(asked.targets).both <= 1
+        over = slower * self.at_rest(x).over(asked.targets).both
+        if over <= 1 or over > NEARLY:
+            return over <= 1
+        busy = self.busy(self._kind_of[id(x)]) * asked.load  # part of a long trace was seen at rest
+        return self.keeps(self.always(asked, (x, max(ceil(LIGHT * busy), FEW_AT_REST))), asked)
 
     def _fewest(
         self, first: Fleet, low: int, most: int, capped: bool, asked: FleetQuestion
@@ -583,6 +591,9 @@ class FleetSolver:
                     high = middle
                 else:
                     low = middle
+            if not asked.sure:  # by chance fewer may keep what more do not; over days it evens out
+                some = range(max(least + 1, ceil(PASSED_OVER * high)), high)
+                high = next((n for n in some if self.keeps(sized(best, n), asked)), high)
             best, low = sized(best, high), least
             fewer = [n for n in (high - 1, high - 2)[: len(first.kinds)] if n > least]
             found = next(filter(None, (self._tuned(sized(best, n), asked) for n in fewer)), None)
