@@ -203,11 +203,6 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
         Sizes of the benchmark.
     by
         "channel" (keys) or "token" (values): what shares a scale.
-
-    Returns
-    -------
-    Store
-        Codes, scales and zero points.
     """
     codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
     table = (

@@ -88,11 +88,6 @@ def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> W
         Number format, a key of ``DTYPE_BYTES``.
     rows, inputs, outputs
         Sizes of the product.
-
-    Returns
-    -------
-    Work
-        The benchmark.
     """
     each = DTYPE_BYTES[dtype]
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result

@@ -152,11 +152,6 @@ def place(device: torch.device, quick: bool) -> Bench:
     quick
         Whether fewer and smaller cases are run.
 
-    Returns
-    -------
-    Bench
-        The device, and how much of it benchmarks may use.
-
     Raises
     ------
     InputError
@@ -188,11 +183,6 @@ def context_memory(device: torch.device) -> int:
     ----------
     device
         The device; on a CPU the process's own memory is measured.
-
-    Returns
-    -------
-    int
-        Memory. [B]
     """
     if device.type == "cuda":
         torch.zeros(1, device=device)

@@ -414,11 +414,6 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
         Cases by kind of benchmark.
     cost
         Estimates the time of a case. [s]
-
-    Returns
-    -------
-    dict
-        Cases of each unit.
     """
     found: dict[Unit, list[Work]] = {}
     for name, works in suite.items():

@@ -138,11 +138,6 @@ def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor,
         Size of the copy. [B]
     pinned
         Whether host memory is pinned; never on a CPU.
-
-    Returns
-    -------
-    target, source : Tensor
-        Bytes.
     """
     there = torch.ones(moved, dtype=torch.uint8, device=place.device)
     here = torch.ones(moved, dtype=torch.uint8, pin_memory=pinned and not place.on_cpu)

@@ -125,11 +125,6 @@ class Bench:
         ----------
         inputs
             Creates one set.
-
-        Returns
-        -------
-        list
-            The sets.
         """
         first = inputs()
         each = max(1, sum(getattr(one, "nbytes", 0) for one in _as_tuple(first)))

@@ -222,11 +222,6 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
         The model that ran, in fp16 or bf16.
     run
         The complete run, with prompts of one length.
-
-    Returns
-    -------
-    Comparison
-        Predicted and counted work of every op, and bytes of every buffer.
     """
     technique = as_run(run)
     stated = _stated_work(technique, deployment, run)

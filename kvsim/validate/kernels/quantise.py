@@ -94,11 +94,6 @@ def round_half_up(steps: Tensor) -> Tensor:
     ----------
     steps
         Numbers of any shape.
-
-    Returns
-    -------
-    Tensor
-        Whole numbers in the same format.
     """
     return torch.floor(steps + 0.5)
 

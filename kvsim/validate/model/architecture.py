@@ -114,11 +114,6 @@ def rotate(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin
         Tables of their positions, (batch or 1, 1, tokens, dim).
 
-    Returns
-    -------
-    Tensor
-        Rotated heads of the same shape.
-
     References
     ----------
     .. [1] J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864, section 3.2.
@@ -138,11 +133,6 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
         Positions that the model supports; default of the positions it was trained on. [tokens]
     where
         Name of the configuration in error messages.
-
-    Returns
-    -------
-    Rope
-        The position embedding.
 
     Raises
     ------
@@ -230,11 +220,6 @@ class Architecture:
         layers
             Number of layers that stay.
 
-        Returns
-        -------
-        Architecture
-            The shorter model.
-
         Raises
         ------
         InputError
@@ -271,11 +256,6 @@ def read_architecture(config: Mapping[str, object], name: str, where: str) -> Ar
         Name to give the model.
     where
         Name of the configuration in error messages.
-
-    Returns
-    -------
-    Architecture
-        The model.
 
     Raises
     ------

@@ -240,11 +240,6 @@ class Gguf:
     def read(self, name: str) -> Tensor:
         """Read one tensor, widened to fp32, with rows of queries and keys in Hugging Face's order.
 
-        Returns
-        -------
-        Tensor
-            Its numbers.
-
         Raises
         ------
         InputError
@@ -310,8 +305,6 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
 
     Returns
     -------
-    arch
-        The model.
     source
         Its checkpoint; None for random weights.
 
@@ -341,8 +334,6 @@ def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]
 
     Returns
     -------
-    arch : Architecture
-        The model.
     source : TensorSource or None
         Its checkpoint; None for random weights.
 
@@ -367,8 +358,6 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
     Returns
     -------
-    arch : Architecture
-        The model.
     source : TensorSource
         Its checkpoint.
 

@@ -85,11 +85,6 @@ class Decoder:
             Cached tokens of each of these sequences. [tokens]
         positions
             Positions of the new tokens, (sequences, new).
-
-        Returns
-        -------
-        Pass
-            The pass.
         """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
@@ -121,11 +116,6 @@ class Decoder:
             Indices in the vocabulary, (sequences, new).
         positions
             Positions of the tokens, (sequences, new).
-
-        Returns
-        -------
-        Tensor
-            Hidden states, (sequences, new, hidden).
         """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)

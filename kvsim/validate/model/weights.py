@@ -56,11 +56,6 @@ class Linear:
         ----------
         start, stop
             First output, and the one after the last; None for all that follow.
-
-        Returns
-        -------
-        Linear
-            The part of the matrix.
         """
         part = slice(start, stop)
         return Linear(self.weight[part], None if self.bias is None else self.bias[part])
@@ -285,13 +280,7 @@ class TensorSource(Protocol):
         """Return shape and number format of every tensor by name, without reading any."""
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor in a floating-point format.
-
-        Returns
-        -------
-        Tensor
-            Its numbers.
-        """
+        """Read one tensor in a floating-point format."""
 
 
 def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
@@ -348,11 +337,6 @@ def load_weights(
     dtype
         Number format that tensors are converted to.
 
-    Returns
-    -------
-    Weights
-        The loaded weights.
-
     Raises
     ------
     InputError
@@ -387,11 +371,6 @@ def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
     ----------
     dtype
         Number format of all tensors.
-
-    Returns
-    -------
-    int
-        Memory. [B]
     """
     numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
     return numbers * dtype.itemsize
@@ -406,10 +385,5 @@ def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
         Tokens of all sequences together. [tokens]
     dtype
         Number format of keys and values.
-
-    Returns
-    -------
-    int
-        Memory. [B]
     """
     return model.layers * model.kv_width * tokens * dtype.itemsize

@@ -153,11 +153,6 @@ def int4(weight: Tensor, bias: Tensor | None = None) -> Int4Matrix:
         (outputs, inputs).
     bias
         (outputs,); None for no bias.
-
-    Returns
-    -------
-    Int4Matrix
-        The packed matrix; the bias is kept as it is.
     """
     codes, scale = _by_rows(weight, _packed_rows)
     return Int4Matrix(codes, scale, bias)

@@ -111,11 +111,6 @@ class RingCache(EvictingCache):
         ----------
         positions
             Positions of the tokens, as a number or a tensor.
-
-        Returns
-        -------
-        int or Tensor
-            Their slots, in the form of the positions.
         """
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
@@ -135,13 +130,7 @@ class RingCache(EvictingCache):
         return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Return the slots for one new token per sequence.
-
-        Returns
-        -------
-        SlotRange
-            Slots of the new tokens, and the slots in use after the pass.
-        """
+        """Return the slots for one new token per sequence."""
         first = self.slot(step.starts[0]) if step.uniform else None
         ends = tuple(min(n + 1, self.slots) for n in step.starts)
         return SlotRange(self.slot(step.positions), ends, 1, first)

@@ -45,11 +45,6 @@ class DraftLayers:
             Position of the first new token of each sequence.
         new
             New tokens per sequence. [tokens]
-
-        Returns
-        -------
-        Tensor
-            Positions, (sequences, new).
         """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
@@ -61,11 +56,6 @@ class DraftLayers:
         ----------
         begins
             Position of the first new token of each sequence.
-
-        Returns
-        -------
-        Tensor
-            The same tensor.
         """
         positions = self.positions(begins, hidden.shape[1])
         rows = slice(0, len(begins))

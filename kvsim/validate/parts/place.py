@@ -47,13 +47,7 @@ class CachePlacement:
         return kind(self.room(where, slots))
 
     def room(self, where: LayerContext, slots: int) -> CacheRoom:
-        """Describe the storage that a layer needs on the GPU.
-
-        Returns
-        -------
-        CacheRoom
-            Sizes, formats and device, from which a storage allocates its tensors.
-        """
+        """Describe the storage that a layer needs on the GPU."""
         m, at, parts = self.run.model, self.run.decoder, where.parts
         sizes = where.batch, where.heads or m.kv_heads, m.head_dim, at.dtype, at.device
         more = at.turns, where.lengths, parts.selection.queries
@@ -86,11 +80,6 @@ class CachePlacement:
         ----------
         attend
             Computes attention, (sequences, heads, new, dim).
-
-        Returns
-        -------
-        Tensor or callable
-            The output, or what waits for it.
         """
         return attend()
 

@@ -141,11 +141,6 @@ class SparseBlocksCache(SparsePromptCache):
         ----------
         found
             Ranks of blocks, (sequences, heads, blocks of queries, blocks of keys).
-
-        Returns
-        -------
-        Tensor
-            The changed ranks, of the same shape.
         """
         with self.counter.op("rank_blocks") as record:
             row = torch.arange(found.shape[2], device=found.device)[:, None]

@@ -72,11 +72,6 @@ class Codec(ABC):
         ----------
         parts
             (sequences, KV heads, tokens, width) each, as ``encode`` returned them.
-
-        Returns
-        -------
-        Store
-            A view of the parts.
         """
 
 
@@ -371,13 +366,7 @@ class PerTokenCache(KvStore):
             return out, weights
 
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Compute the attention that every slot in use gets.
-
-        Returns
-        -------
-        Tensor
-            Weights in the queries' format, (sequences, heads, queries, slots).
-        """
+        """Compute the attention that every slot in use gets."""
         if self.plain:
             keys = self.k.parts[0][:, :, : span.longest]
         else:
@@ -467,10 +456,5 @@ def codec(bits: float, group: int) -> Codec:
         Width of a code; 16 for unpacked numbers. [bit]
     group
         Numbers that share a scale and a zero point.
-
-    Returns
-    -------
-    Codec
-        The codec.
     """
     return Plain() if bits == 16 else Groups(int(bits), group)

@@ -77,11 +77,6 @@ class RunningGeneration(Protocol):
             New tokens, (batch, new).
         ahead
             Tokens between the cached ones and the first new one, such as earlier drafts. [tokens]
-
-        Returns
-        -------
-        Tensor
-            Logits, (batch, new, vocab).
         """
 
     def choose(self, logits: Tensor) -> Tensor:
@@ -91,11 +86,6 @@ class RunningGeneration(Protocol):
         ----------
         logits
             (..., vocab).
-
-        Returns
-        -------
-        Tensor
-            Tokens, (...).
         """
 
     def shares(self, logits: Tensor) -> Tensor:
@@ -134,11 +124,6 @@ def join_resident(*parts: Resident) -> Resident:
     ----------
     *parts
         Tensors of each part, by tier and buffer.
-
-    Returns
-    -------
-    Resident
-        Tensors of all parts, by tier and buffer.
     """
     held: Resident = {"gpu": {}}
     for part in parts:
@@ -408,11 +393,6 @@ class SlotRange:
             Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
         moved
             What to subtract from positions for slots; 0 where they are the same.
-
-        Returns
-        -------
-        SlotRange
-            Slots of the new tokens, and the slots in use after them.
         """
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
@@ -503,11 +483,6 @@ class KvStore(ABC):
         ----------
         tokens
             Number of tokens. [tokens]
-
-        Returns
-        -------
-        tuple of Tensor
-            Keys and values, (sequences, KV heads, tokens, dim) each.
         """
         raise NotImplementedError
 
@@ -562,13 +537,7 @@ class KvStore(ABC):
         """Attend to the slots in use."""
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Start attention that may run beside that of other stores.
-
-        Returns
-        -------
-        callable
-            Waits for the output.
-        """
+        """Start attention that may run beside that of other stores."""
         out = self.attend(queries, span, seen)
         return lambda: out
 

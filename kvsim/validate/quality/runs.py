@@ -198,11 +198,6 @@ def powers(prompt: int) -> list[int]:
     ----------
     prompt
         Tokens of the prompt. [tokens]
-
-    Returns
-    -------
-    list of int
-        Powers of two in ascending order.
     """
     return [2**i for i in range(max(prompt // 2, 1).bit_length())]
 

@@ -90,11 +90,6 @@ def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
 def sort_out(techniques: list[Technique]) -> Settings:
     """Sort techniques into those that lose quality and those that draft.
 
-    Returns
-    -------
-    Settings
-        Techniques by what is measured of them.
-
     Raises
     ------
     InputError

@@ -55,11 +55,6 @@ def all_units(device: str) -> list[Unit]:
     ----------
     device
         ``cuda:N``, or ``cpu`` for a rehearsal.
-
-    Returns
-    -------
-    list of Unit
-        Units in the order of their worth.
     """
     # which need a second model, and prompts that begin alike
     others = sorted(set(IMPLEMENTATIONS) - set(BY_USE) - {"draft", "cascade"})

@@ -124,11 +124,6 @@ def summarise(found: Sequence[Compared]) -> Summary:
 
     Where a CPU has timed its compute thread by that thread's own clock, this is the figure: a
     machine that others use stretches the wall clock and not this one.
-
-    Returns
-    -------
-    Summary
-        Errors, noise, and shares of pairs and points that are ordered alike.
     """
     wall = [m for c in found for m in c.whole if m.name in TIMES]
     own = [m for c in found if (m := c.get(OWN_CLOCK))]

@@ -105,11 +105,6 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     ----------
     work
         Launches kernels; must not synchronise with the host.
-
-    Returns
-    -------
-    callable
-        Launches the graph.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -277,11 +272,6 @@ def run_timed(
     graphs
         Run decoding rounds as CUDA graphs where possible. Once there are any, times of rounds that
         were launched kernel by kernel are left out of the result.
-
-    Returns
-    -------
-    Timing
-        The times, and the memory of the technique.
     """
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
@@ -350,11 +340,6 @@ def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Ti
     ----------
     decoder
         The model, on the device to measure.
-
-    Returns
-    -------
-    Timing
-        Times with those of ops in ``passes``.
     """
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
@@ -382,11 +367,6 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     ----------
     decoder
         The model, on the device to measure.
-
-    Returns
-    -------
-    Counted
-        Peak memory besides the weights, and copied bytes by direction.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
