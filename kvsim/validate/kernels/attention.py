@@ -61,7 +61,7 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
     lse = logits.logsumexp(-1)
     weights = logits.sub_(lse.clamp(min=-1e30)[..., None]).exp_()
     values = (
-        (part, _held(view, part, rows(view, part, "v")))
+        (part, _mask_missing(view, part, rows(view, part, "v")))
         for part in _parts(view, tokens, width, "v")
     )
     out = weighted(weights.view(*grouped.shape[:3], tokens), values) if tokens else grouped * 0.0
@@ -146,7 +146,7 @@ def _parts(view: View, tokens: int, width: int, which: Literal["k", "v"]) -> Ite
             yield slice(start + part.start, start + part.stop)
 
 
-def _held(view: View, part: slice, values: Tensor) -> Tensor:
+def _mask_missing(view: View, part: slice, values: Tensor) -> Tensor:
     """Values of tokens that are there; beyond an end may be anything, and 0 times NaN is not 0."""
     if not view.lengths.is_cuda and part.stop <= int(view.lengths.min()):
         return values

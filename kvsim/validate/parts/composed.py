@@ -1,6 +1,6 @@
 """A technique as its parts: in every layer a selection over a storage where a placement puts it."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from statistics import fmean
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext, LayeredRun
 from kvsim.validate.parts.store import (
     KvStore,
-    Made,
     Resident,
     RunningGeneration,
     SharedObjects,
@@ -434,14 +433,6 @@ class Composed(LayeredRun):
     def transfers(self, layer: int) -> Transfers:
         """Return the copy streams that a layer's placement uses."""
         return self.placements[layer].lanes()
-
-    def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return the objects that all layers share for one part of the batch."""
-        return self.shared(("part", rows.start), SharedObjects)
-
-    def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; it is created at the first call with its key."""
-        return self.common.get(key, make)
 
     def _find(self, base: type[Piece], part: Part) -> type[Piece]:
         kind = find_part(base, part)

@@ -34,48 +34,21 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class LayeredRun:
-    """Base of a run of one technique: what its layers, stores and drafters can use.
-
-    Attributes
-    ----------
-    technique
-        The technique.
-    decoder
-        The model that runs.
-    lengths
-        Tokens of each prompt. [tokens]
-    prompt
-        Tokens of the longest prompt. [tokens]
-    capacity
-        Most positions in use. [tokens]
-    gamma
-        Drafted tokens per round. [tokens]
-    drafted
-        Tokens drafted in each round so far. [tokens]
-    generate
-        Tokens to generate per sequence. [tokens]
-    beyond
-        Tokens after the longest prompt, with drafts. [tokens]
-    deployment
-        Predicted deployment.
-    parts
-        What the technique does, by layer.
-    layers
-        Caches, by layer; several per layer if it divides the batch.
-    """
+    """Base of a run of one technique: what its layers, stores and drafters can use."""
 
     technique: Technique
     decoder: Decoder
-    lengths: list[int]
-    prompt: int
-    capacity: int
-    gamma: int
-    drafted: list[int]
-    generate: int
-    beyond: int
-    deployment: Deployment
-    parts: list[Parts]
-    layers: "list[LayerCache]"
+    lengths: list[int]  # of each prompt [tokens]
+    prompt: int  # the longest one [tokens]
+    capacity: int  # most positions in use [tokens]
+    gamma: int  # drafts per round [tokens]
+    drafted: list[int]  # in each round so far [tokens]
+    generate: int  # per sequence [tokens]
+    beyond: int  # behind the longest prompt, drafts among them [tokens]
+    deployment: Deployment  # that is predicted
+    parts: list[Parts]  # by layer
+    layers: "list[LayerCache]"  # by layer; several of one that divides the batch
+    common: SharedObjects
 
     @property
     def counter(self) -> NullCounter:
@@ -110,26 +83,12 @@ class LayeredRun:
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; it is created at the first call with its key.
-
-        Parameters
-        ----------
-        key
-            Key of the object.
-        make
-            Creates the object.
-        """
-        raise NotImplementedError
+        """Return an object that layers share; see ``SharedObjects.get``."""
+        return self.common.get(key, make)
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return the objects that all layers share for one part of the batch.
-
-        Parameters
-        ----------
-        rows
-            Sequences of the part.
-        """
-        raise NotImplementedError
+        """Return the objects that all layers share for one part of the batch."""
+        return self.shared(("part", rows.start), SharedObjects)
 
     def round_room(self, cached: list[int]) -> int:
         """Count the tokens that the next round may append.

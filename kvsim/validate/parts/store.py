@@ -31,42 +31,18 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 
 
 class RunningGeneration(Protocol):
-    """The generation that a technique runs in, as far as the technique may use it.
-
-    Attributes
-    ----------
-    batch
-        Number of sequences.
-    generate
-        Tokens to generate per sequence. [tokens]
-    prompts
-        Tokens of every prompt, as indices in the vocabulary.
-    temperature
-        Sampling temperature; 0 for the likeliest token.
-    generator
-        Random generator.
-    cached
-        Tokens in the cache of each sequence. [tokens]
-    done
-        Generated tokens of each sequence. [tokens]
-    yielded
-        Tokens that each round gave, by round and sequence. [tokens]
-    last
-        Newest tokens, which are not in the cache yet, (batch,).
-    tokens
-        Generated tokens, (batch, generate).
-    """
+    """The generation that a technique runs in, as far as the technique may use it."""
 
     batch: int
-    generate: int
-    prompts: Sequence[Sequence[int]]
-    temperature: float
+    generate: int  # per sequence [tokens]
+    prompts: Sequence[Sequence[int]]  # as indices in the vocabulary
+    temperature: float  # of sampling; 0 for the likeliest token
     generator: torch.Generator
-    cached: list[int]
-    done: list[int]
-    yielded: list[list[int]]
-    last: Tensor
-    tokens: Tensor
+    cached: list[int]  # in the cache of each sequence [tokens]
+    done: list[int]  # generated of each sequence [tokens]
+    yielded: list[list[int]]  # that each round gave, by round and sequence [tokens]
+    last: Tensor  # newest tokens, which are not in the cache yet, (batch,)
+    tokens: Tensor  # generated, (batch, generate)
 
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
         """Run a forward pass.
