@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.attention import last_wave
-from kvsim.engine.ops import all_reduce, gemm, routed_experts
+from kvsim.engine.ops import all_reduce, routed_experts
 from kvsim.engine.roofline import all_ops, seconds, tiled
-from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
 from kvsim.machines.parallel import BUSIEST, NETWORK, busiest
@@ -88,14 +87,6 @@ def test_formats_run_by_the_stacks_own_kernels_where_the_card_has_them() -> None
         assert (stored.kernel, stored.dtype) == (kernel, dtype), (gpu, stack)
 
 
-def test_blocks_of_a_product_go_through_all_inputs() -> None:
-    d = deployment("llama3-8b", "nvfp4", tp=1)
-    kernels = dict(d.stack.kernels) | {"gemm-int4": Kernel(walk=2e-9)}
-    d = replace(d, stack=replace(d.stack, kernels=kernels))
-    took = [float(seconds(gemm(d, "x", 1.0, (k, 64)), d)) for k in (4096, 8192, 16_384)]
-    assert np.diff(took) == pytest.approx([4096 * 2e-9, 8192 * 2e-9], rel=0.01)
-
-
 def test_the_last_round_of_attention_s_blocks_takes_as_long_as_a_full_one() -> None:
     d = Deployment(load_model("llama3.1-8b"), load_hardware("a100-80g"), load_stack("hf-fa2"))
     shares = d.stack.kernel("attention")
@@ -125,38 +116,3 @@ def test_products_compute_whole_tiles() -> None:
     found = np.asarray(tiled(rows, 128.0))
     assert found[:-1] * rows[:-1] == pytest.approx(computed)
     assert found[-1] == 1.0
-
-
-def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
-    d, p = deployment("llama3-8b", tp=1), decode_point(32.0, 8000.0, 100.0, 7.0)
-    fused = load_stack("fused")
-    hard = Kernel(unpack_ops=60.0)
-    d = replace(d, stack=replace(fused, kernels=dict(fused.kernels) | {"attention-fp8": hard}))
-    op = next(op for op, _ in all_ops(parse("fp8").forward(d, p)) if op.name == "attn")
-    widened = 32 * 8008 * d.shard.kv_width  # cached numbers, those of this step too
-    needed = 60.0 * widened / (d.hardware.flops["fp32"] / 2)
-    assert seconds(op, d) == pytest.approx(needed + fused.time.gap, rel=1e-3)
-    assert seconds(op, replace(d, stack=fused)) < 0.3 * needed
-
-
-@pytest.mark.parametrize("model", ["llama3-8b", "llama2-7b"])
-def test_copies_of_the_cache_apart_move_what_they_moved_together(model: str) -> None:
-    together = load_stack("hf-eager")
-    kernels = dict(together.kernels) | {"cache-copy": together.kernels["attention"]}
-    apart, full = replace(together, kernels=kernels), parse("full")
-    found = []
-    for stack in (together, apart):
-        d = Deployment(load_model(model), load_hardware("a100-80g"), stack)
-        step = full.forward(d, decode_point(2.0, 900.0, 100.0, 7.0))
-        found.append(sum(n * op.bytes.get("hbm", 0.0) for op, n in all_ops(step)))
-    assert found[0] == pytest.approx(found[1], rel=1e-12)
-
-
-def test_the_host_holds_transformers_up_whatever_the_model() -> None:
-    def tokens_s(model: str, context: float) -> float:
-        d = Deployment(load_model(model), load_hardware("a100-80g"), load_stack("hf-fa2"))
-        step = parse("full").forward(d, decode_point(1.0, context, 100.0, 7.0))
-        return 1 / float(steady_seconds(step, d))
-
-    assert tokens_s("qwen2.5-1.5b", 1.0) == pytest.approx(tokens_s("qwen2.5-7b", 1.0), rel=0.05)
-    assert tokens_s("qwen2.5-7b", 30_000.0) < 0.6 * tokens_s("qwen2.5-7b", 1.0)

@@ -38,20 +38,6 @@ def test_every_layer_is_seen_in_order() -> None:
     assert all(s.stream == ("h2d" if s.name == "load" else "gpu") for s in found)
 
 
-def test_what_waits_for_a_copy_begins_at_its_end() -> None:
-    step = Step((Group((layer(9000.0),), 2),), ())
-    found = op_spans(step, toy())
-    loads, thens = times(found, "load"), times(found, "then")
-    assert len(thens) == 2
-    assert all(any(end == begin for _, end in loads) for begin, _ in thens)
-    assert max(end for _, end in thens) == round(1e9 * float(steady_seconds(step, toy())))
-
-
-def test_an_op_without_work_is_not_drawn() -> None:
-    step = Step((Group(((Op("none"), Op("some", bytes={"hbm": 7.0})),), 1),), ())
-    assert [s.name for s in op_spans(step, toy())] == ["some"]
-
-
 def test_the_share_of_copies_beside_work() -> None:
     copies = [OpSpan("h2d", "load", 1.0, 4.0), OpSpan("d2h", "store", 8.0, 9.0)]
     busy = [

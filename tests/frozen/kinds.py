@@ -1,7 +1,7 @@
 """Every kind of frozen answer."""
 
 from tests.frozen.commands import CAPACITY, PLANS, SIMULATIONS
-from tests.frozen.passes import PASSES
+from tests.frozen.passes import DEFAULTS, PASSES
 from tests.frozen.predictions import PREDICTIONS, REPRODUCED
 from tests.frozen.programmes import PROGRAMMES
 from tests.frozen.runs import RUNS
@@ -10,6 +10,6 @@ from tests.frozen.store import Kind
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        PREDICTIONS, REPRODUCED, PASSES, RUNS, PLANS, SIMULATIONS, CAPACITY, PROGRAMMES,
+        PREDICTIONS, REPRODUCED, PASSES, DEFAULTS, RUNS, PLANS, SIMULATIONS, CAPACITY, PROGRAMMES,
     )
 }  # fmt: skip

@@ -19,6 +19,7 @@ POINTS = {
     "prompts": (prefill_point(3.0, 700.0, 40.0), decode_point(5.0, 1290.0, 90.0, 13.0)),
     "windows": (prefill_point(2.0, 4096.0, 5.0), decode_point(1.0, 1.0, 2.0, 0.0)),
     "long": (prefill_point(1.0, 9000.0, 70.0), decode_point(2.0, 9000.0, 70.0, 64.0)),
+    "batches": (prefill_point(3.0, 9000.0, 70.0), decode_point(5.0, 9000.0, 70.0, 13.0)),
 }
 NUMBERS = ("flops", "unpacked", "rows", "size", "columns", "slower", "launches", "fixed")
 CASE = re.compile(r"(.*) on ([^ ]+): ([^ ]+), ([^ ]+), ([^ ]+), (\d), (\w+)")
@@ -100,3 +101,5 @@ def _one(value: Any) -> float:
 
 
 PASSES = Kind("passes", state, every=8)
+DEFAULTS = Kind("techniques", state)
+"""Every technique with its default settings, and layers of every kind, compared in every run."""

@@ -14,9 +14,7 @@ from kvsim.models.configs import from_config, load_model
 from kvsim.models.kinds import LayerShape
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.serving.kv_budget import Room
 from kvsim.serving.passes import Passes
-from kvsim.serving.rules import Rules
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import layer_ops
@@ -71,38 +69,6 @@ def test_a_mamba_layer_reads_a_prompt_in_chunks() -> None:
     assert ops["attn"].flops == 0
 
 
-def test_a_selective_state_is_stepped_through_in_a_prompt_too() -> None:
-    """Jamba: 8192 channels of 16 numbers; steps of rank 256; batch 2.
-
-    Input product: values and gates. Keys, queries and steps are made of the convolved values.
-    State: 512 KiB per sequence, and as much for rates of fading; 6 FLOPs per number and token.
-    """
-    d = deployment("jamba-v0.1")
-    ops = layer(d, Point(2.0, 900.0, 1.0, 800.0, 1000.0), shape(d, "recurrent"))
-    assert ops["in"].flops == 2 * 2 * 4096 * 2 * 8192
-    assert ops["select"].flops == 2 * 2 * 8192 * (256 + 2 * 16)
-    assert ops["steps"].flops == 2 * 2 * 256 * 8192
-    assert ops["convolution"].flops == 2 * 2 * 8192 * 4
-    number, read = 8192 * 16, 2 * (4 * 8192 + 2 * 16)
-    assert ops["state"].flops == 6 * 2 * number
-    assert ops["state"].bytes["hbm"] == 4 * number * (2 + 2 + 1) + 2 * read
-    prompt = layer(d, prefill_point(2.0, 1024.0, 10.0), shape(d, "recurrent"))["state"]
-    assert prompt.flops == 6 * 2 * 1024 * number
-    assert prompt.bytes["hbm"] == 4 * number * (2 + 2 + 1) + 2 * 1024 * read
-    half = layer(
-        deployment("jamba-v0.1", tp=2), Point(2.0, 900.0, 1.0, 800.0, 1000.0), shape(d, "recurrent")
-    )
-    assert half["state"].flops == ops["state"].flops / 2
-
-
-def test_kimi_delta_attention_makes_its_gates_in_two_products() -> None:
-    """Three times 4096 and 32, and two gates over 128 numbers."""
-    d = deployment("kimi-linear-48b-a3b")
-    ops = layer(d, Point(1.0, 9.0, 1.0, 8.0, 20.0), shape(d, "recurrent"))
-    assert ops["in"].flops == 2 * 2304 * (3 * 4096 + 32 + 2 * 128)
-    assert ops["gates"].flops == 2 * 128 * 2 * 4096
-
-
 def test_an_indexer_scores_all_and_attention_reads_the_best() -> None:
     """DeepSeek-V3.2 at 100,000 tokens: 132 bytes of each for the indexer, 2048 latents of 576."""
     d = deployment("deepseek-v3.2")
@@ -119,43 +85,6 @@ def test_an_indexer_scores_all_and_attention_reads_the_best() -> None:
     short = layer(d, Point(1.0, 999.0, 1.0, 900.0, 1100.0), shape(d, "attention"))
     dense = layer(deployment("deepseek-v3"), Point(1.0, 999.0, 1.0, 900.0, 1100.0), LayerShape())
     assert short["attn"] == dense["attn"]  # nothing to choose yet
-
-
-def test_an_indexers_prompt_attends_to_the_best_of_every_query() -> None:
-    """4096 tokens: the first 2048 queries see all before them, the others 2048 each."""
-    d = deployment("deepseek-v3.2")
-    ops = layer(d, prefill_point(1.0, 4096.0, 10.0), shape(d, "attention"))
-    pairs = 2048 * 2049 / 2 + 2048 * 2048
-    assert ops["attn"].flops == 2 * 128 * pairs * (512 + 512 + 64)  # absorbed: latents are apart
-    assert ops["index"].flops == 2 * 64 * 128 * 4096 * 4097 / 2
-
-
-def test_a_layer_that_shares_a_cache_adds_nothing_to_it() -> None:
-    """Gemma 3n: 8 query heads of 256, no keys and values of its own."""
-    d = deployment("gemma-3n-e4b")
-    p = Point(1.0, 99.0, 1.0, 90.0, 200.0)
-    own, other = (layer(d, p, shape(d, mixer)) for mixer in ("attention", "shared"))
-    assert own["qkv"].flops == 2 * 2048 * (2048 + 2 * 512)
-    assert other["qkv"].flops == 2 * 2048 * 2048
-    assert own["attn"].bytes["hbm"] - other["attn"].bytes["hbm"] == 2 * 2 * 512
-    held = parse("full").resident(d, decode_point(4.0, 3000.0, 100.0, 50.0))["gpu"]
-    windows, whole = 16, 4  # of the first twenty layers
-    assert held["kv"] == 4 * 2048 * (windows * 512 + whole * 3051)
-
-
-@pytest.mark.parametrize("text", ["kivi", "offload", "snapkv", "quest", "duoattention"])
-def test_a_shared_cache_is_read_as_its_layer_keeps_it(text: str) -> None:
-    """And neither packed, stored nor chosen from a second time."""
-    d = deployment("gemma-3n-e4b")
-    p = decode_point(4.0, 3000.0, 100.0, 50.0)
-    full = next(s for s in d.model.shapes() if s.mixer == "attention" and not s.window)
-    borrows = next(s for s in d.model.shapes() if s.mixer == "shared" and not s.window)
-    own, other = (layer(d, p, s, text) for s in (full, borrows))
-    assert not {"quantise", "store_kv", "page_bounds", "compact"} & set(other)
-    written = 4 * 2 * 2 * 512
-    assert own["attn"].bytes["hbm"] - other["attn"].bytes["hbm"] == written
-    prompt = layer(d, prefill_point(4.0, 3000.0, 100.0), borrows, text)
-    assert set(prompt) == set(layer(d, prefill_point(4.0, 3000.0, 100.0), borrows))
 
 
 @pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "nemotron-nano-9b-v2", "lfm2-1.2b"])
@@ -176,12 +105,6 @@ def test_states_do_not_grow_and_techniques_leave_them_alone(model: str) -> None:
     kept, every = d.model.cached_layers, d.model.layers
     assert f"acts on {kept} of {every} layers" in parse("kivi").notes(d, p)[0]
     assert not any("acts on" in note for note in plain.notes(d, p))
-
-
-def test_a_state_per_draft_is_kept_to_fall_back_to() -> None:
-    d, p = deployment("qwen3-next-80b-a3b"), decode_point(4.0, 5000.0, 100.0, 50.0)
-    drafted = parse("eagle:gamma=3,acceptance=0.7").resident(d, p)["gpu"]["state"]
-    assert drafted == 4 * parse("full").resident(d, p)["gpu"]["state"]
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
@@ -265,34 +188,12 @@ def test_bad_layers_are_named_in_one_line(config: dict[str, object], words: str)
     assert "\n" not in str(caught.value)
 
 
-def test_depth_is_counted_among_layers_with_a_cache() -> None:
-    """Nemotron Nano 2 attends in layers 14, 21, 30 and 39 of 56; Quest's first two are dense."""
-    d, p = deployment("nemotron-nano-9b-v2"), decode_point(1.0, 9000.0, 100.0, 0.0)
-    assert d.model.caches == (14, 21, 30, 39)
-    layout = parse("quest").layout(d)
-    sparse = [parts.selection.name for block, n, parts in layout for _ in range(n) for _ in block]
-    assert [sparse[i] for i in d.model.caches] == ["all", "all", "quest", "quest"]
-    held = float(np.ravel(parse("pyramidkv").resident(d, p)["gpu"]["kv"])[0])
-    last, first = 1024 / 20, 2 * 1024 - 1024 / 20
-    budgets = [round(first - i / 3 * (first - last)) for i in range(4)]
-    assert held == 4096 * (sum(budgets) + 4)  # one generated token each
-
-
 def test_layers_that_share_a_cache_are_treated_like_its_owner() -> None:
     d = deployment("gemma-3n-e4b")
     assert set(d.model.owners.values()) == {18, 19} and min(d.model.owners) == 20
     assert not parse("0-9: full; 10-: kivi").refuses(d)
     assert parse("0-19: full; 20-: kivi").refuses(d).startswith("layer 20 shares layer 18's cache")
     assert "cannot be treated differently" in parse("pyramidkv").refuses(d)
-
-
-def test_serving_gives_every_sequence_its_state() -> None:
-    """A sequence's first block of 16 tokens comes with the states of all layers."""
-    d = deployment("lfm2-1.2b")
-    room = Room(parse("full"), d, Rules(), 2048, 512)
-    tokens = 16 * np.arange(1, 129)
-    expected = d.model.state_bytes + tokens * d.model.kv_bytes_per_token
-    assert room.decode_bytes[1:] == pytest.approx(expected)
 
 
 def test_every_hook_takes_every_kind() -> None:
