@@ -23,7 +23,7 @@ from kvsim.machines import gguf
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.techniques import parse
 from kvsim.techniques.released import FULL
-from kvsim.techniques.technique import Technique
+from kvsim.techniques.technique import MIXED_LAYERS, Technique
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
@@ -216,7 +216,8 @@ def evidence_for(
        covariate shift", NeurIPS 2019. https://arxiv.org/abs/1904.06019
     """
     name = technique.partition(":")[0]
-    if kind == "prefill" and ";" not in technique and _drafts_after_prompt(name):
+    mixed = technique == MIXED_LAYERS or ";" in technique
+    if kind == "prefill" and not mixed and _drafts_after_prompt(name):
         name = "full"  # which it is until the prompt is read
     if (kind, load) == ("prefill", "served"):
         kind = WAIT

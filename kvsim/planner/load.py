@@ -342,6 +342,8 @@ class RateSearch:
         latency = outcome.latency_s
         if not np.isfinite(latency).all():
             return True
+        if len(latency) < 4:  # too few to have a first and a last quarter
+            return False
         span = float(outcome.run.requests.duration)
         first, last = (float(np.median(x)) for x in np.array_split(latency, 4)[::3])
         return last > first + QUEUE_GROWTH * span

@@ -607,7 +607,11 @@ def _describe_robustness(answer: Row) -> list[str]:
     kept += [name for name in met if not name.startswith("at ")]
     said = f"{join_words(kept)} the fleet still meets the targets" if met else ""
     if missed and sure:
-        likely = {name: likelihood(x["probability"]) for name, x in missed.items()}
+        likely = {
+            name: likelihood(x["probability"])
+            for name, x in missed.items()
+            if x["probability"] is not None
+        }
         if met:
             each = [f"{name} with a probability of {share}" for name, share in likely.items()]
             said += f"; {join_words(each)}"

@@ -11,9 +11,8 @@ from kvsim.report.json import Row
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.axes.settings import simplify
-from kvsim.techniques.technique import Technique
+from kvsim.techniques.technique import MIXED_LAYERS, Technique
 
-MIXED_LAYERS = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings
 CACHE_FORMAT = re.compile(r"cache[ :]format=")  # before the name that the engine gives it
 

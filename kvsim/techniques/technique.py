@@ -67,6 +67,7 @@ UNAFFECTED: dict[Mixer, str] = {
 AnyTerm = TypeVar("AnyTerm", bound=Term)
 Found = TypeVar("Found")
 NEEDS_KERNEL = "needs a kernel that unpacks in registers"
+MIXED_LAYERS = "mixed layers"  # the name in tables where layers use different techniques
 MAX_CACHED = 64  # answers that a technique keeps of a deployment
 
 

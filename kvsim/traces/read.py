@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import field, replace
@@ -22,6 +23,11 @@ from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.rules import LONGEST_TIME, LeftOut, RowChunk, RowPolicy, TraceColumn
 from kvsim.traces.source import Source, find
 
+READ_OPTIONS = re.compile("--(columns|format|time-unit|chars-per-token|sort|skip-bad|block-tokens)")
+CONVERT = (
+    "this command has none of these options: use kvsim traces convert, and give what it writes"
+)
+"""What a command that reads any trace says where only options could help."""
 Conduct = dict[str, Floats]
 """Columns on turns, classes and aborts by role: a value for each row. (n,)"""
 
@@ -246,8 +252,13 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
     InputError
         If the trace cannot be read; one line says what, where and how to mend it.
     """
-    reader = Reader(source, options)
-    parts = list(reader.parts())
+    try:
+        reader = Reader(source, options)
+        parts = list(reader.parts())
+    except InputError as fault:
+        if options is None and READ_OPTIONS.search(str(fault)):
+            raise InputError(f"{fault}; {CONVERT}") from None
+        raise
     arrival, prompt, generate = (
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("arrival", "prompt", "generate")

@@ -2,19 +2,10 @@
 
 from pathlib import Path
 
-from tests.support.commands import run
+from tests.support.commands import line, run
 from tests.support.envelope import answer_in
 
 BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat")
-
-
-def test_a_trace_gets_a_plan_and_the_replicas_that_carry_it(tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    done = run(*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4x", "--report", str(page))
-    assert done.code == 0, done.err
-    assert max(len(line) for line in done.out.splitlines()) <= 100
-    assert "replicas serve the trace" in " ".join(done.out.split())
-    assert "Plotly" in page.read_text()
 
 
 def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
@@ -38,3 +29,12 @@ def test_many_requests_beyond_the_context_are_told_in_a_sentence() -> None:
                  "--max-model-len", "2048")  # fmt: skip
     told = " ".join(result.out.split())
     assert "requests are longer than the 2,048 tokens that llama3.1-8b accepts and are left" in told
+
+
+def test_few_requests_without_a_target_for_the_first_token_have_a_plan(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    where = ("plan", "--model", "smollm2-135m", "--gpu", "t4", "--trace", str(trace))
+    trace.write_text("arrival_s,prompt_tokens,generate_tokens\n0,10,5\n1,200,9\n")
+    assert run(*where, "--ttft", "none").code == 0
+    trace.write_text("when,foo,bar\n0,10,5\n")
+    assert "this command has none of these options: use kvsim traces convert" in line(*where)

@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Answer]:
         if line.startswith(HEAD):
             answers[line.removeprefix(HEAD)] = current = {}
         elif line:
-            name, _, value = line.rpartition(" = ")
+            name, _, value = line.partition(" = ")
             current[name] = json.loads(value)
     return answers
 
