@@ -26,7 +26,10 @@ _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
 
 @contextmanager
 def run_on_command_line() -> Iterator[None]:
-    """Mark a block as run from the command line: errors name options, and notes are printed."""
+    """Mark the block as run from the command line.
+
+    Within it, errors name options rather than keywords, and notes are printed.
+    """
     token = _COMMAND_LINE.set(True)
     try:
         yield
@@ -40,17 +43,22 @@ def on_command_line() -> bool:
 
 
 def escape_controls(text: str, kept: str = "\n\t") -> str:
-    """Write control characters as escapes, as ``\\x1b``: names come from strangers.
+    r"""Replace control characters by escapes such as ``\x1b``, since names may come from strangers.
 
-    A terminal would obey them, and characters that turn the direction of writing would show
-    another text than the one that is there.
+    A terminal would obey these characters, and those that reverse the direction of writing would
+    display a different text.
 
     Parameters
     ----------
     text
         Any text.
     kept
-        Control characters that stay.
+        Control characters that are kept.
+
+    Returns
+    -------
+    str
+        The text in one printable form.
     """
     found = (c for c in set(text) - set(kept) if category(c) in CONTROLS)
     return text.translate({ord(c): ascii(c)[1:-1] for c in found})
@@ -141,18 +149,18 @@ def print_count(rows: int) -> None:
 
 
 class ProgressLine:
-    """Periodic progress of a long run, with an estimate of the remaining time.
+    """Progress of a long run, printed at intervals on standard error.
 
     Parameters
     ----------
     what
-        Whose progress it is; empty for a command's own.
+        Name of the task; empty for a command's main task.
     unit
-        What is counted, as ``requests``.
+        What is counted, such as ``requests``.
     total
-        How many there are.
+        Number of items in all.
     estimates
-        Whether the time left is told.
+        Whether the remaining time is estimated.
     """
 
     def __init__(self, what: str, unit: str, total: int, estimates: bool = False) -> None:
@@ -167,12 +175,17 @@ class ProgressLine:
         self.warm: tuple[float, int] | None = None  # when the first items were done, and how many
 
     def started_by(self, work: Iterable[T]) -> Iterator[T]:
-        """Iterate over some work and start the clock at its first item.
+        """Iterate over items of work, and restart the clock at the first of them.
 
         Parameters
         ----------
         work
-            Items of work; files are read before the first of them.
+            The items; files may be read before the first one.
+
+        Yields
+        ------
+        object
+            The items.
         """
         self.restart()
         yield from work
@@ -183,7 +196,13 @@ class ProgressLine:
         return self.last - self.began
 
     def __call__(self, done: int) -> None:
-        """Record the number of finished items."""
+        """Report progress.
+
+        Parameters
+        ----------
+        done
+            Number of finished items.
+        """
         self.last = now = monotonic()
         since, first = self.warm = self.warm or (now, done)
         if now < self.next:
@@ -198,7 +217,7 @@ class ProgressLine:
         print(shown, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """End the line that is being overwritten."""
+        """End the line that has been overwritten so far."""
         if self.live and self.told:
             print(file=sys.stderr)
 

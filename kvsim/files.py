@@ -41,18 +41,18 @@ SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @frozen
 class Kind:
-    """The purpose of a file.
+    """A purpose for which kvsim reads files.
 
     Attributes
     ----------
     name
-        How the environment variable ``KVSIM_FILE_LIMITS`` calls it.
+        Name of the kind in the environment variable ``KVSIM_FILE_LIMITS``.
     expected
-        What it should be, for messages.
+        What such a file should be, for error messages.
     most
-        Bytes that are read at most; a larger file is another file by mistake. [B]
+        Largest size of a file; a larger one is taken for a mistake. [B]
     growth
-        Memory that the parsed content takes, per byte of the file.
+        Memory that the parsed content takes per byte of the file.
     """
 
     name: str
@@ -115,12 +115,17 @@ def most_bytes(kind: Kind) -> int:
 
 
 def size_text(count: float) -> str:
-    """Format a number of bytes for a message.
+    """Format a number of bytes for a message, such as "1.5 GB".
 
     Parameters
     ----------
     count
         Number of bytes. [B]
+
+    Returns
+    -------
+    str
+        The size with three significant digits and a decimal unit.
     """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= 0.9995 * size:  # which three digits round to it
@@ -148,7 +153,14 @@ def system_text(path: Path) -> str:
 
 
 def free_memory() -> float:
-    """Memory that this process can still have, as far as the system says. [B]"""
+    """Return the memory that this process can still allocate.
+
+    Returns
+    -------
+    float
+        What the system reports as available, within the process's own limit; infinite where the
+        system reports nothing. [B]
+    """
     free = float("inf")
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(Path("/proc/meminfo")))
@@ -163,19 +175,21 @@ def free_memory() -> float:
 
 
 def check_room(needed: float, what: str, mend: str) -> None:
-    """Refuse work that the machine's free memory cannot hold, before it begins.
+    """Refuse work for which the machine has too little free memory, before it begins.
 
     Parameters
     ----------
     needed
-        Memory that it will take. [B]
-    what, mend
-        What takes it, and what the user can do.
+        Memory that the work takes. [B]
+    what
+        Name of the work, with which the message begins.
+    mend
+        What the user can do, with which the message ends.
 
     Raises
     ------
     InputError
-        If less is free.
+        If less memory is free.
     """
     if needed < ALWAYS_FREE:
         return
@@ -191,17 +205,19 @@ Key = tuple[object, ...]
 
 @dataclass
 class Ledger:
-    """The files of one command; the same file under two names is one file.
+    """Inputs and outputs of one command, which refuses to write a file that it reads.
+
+    A file that is reached by two paths is one file.
 
     Attributes
     ----------
     inputs
-        What was read, by device and inode.
+        Paths that were read, by device and inode.
     outputs
-        What will be written, by device and inode or by folder and name, with the option that
-        named it.
+        Option and path of each output, by device and inode or, for files that do not exist yet, by
+        folder and name.
     written
-        Outputs that are complete, in order.
+        Paths of the outputs that are complete, in order.
     """
 
     inputs: dict[Key, str] = field(default_factory=dict)
@@ -209,7 +225,7 @@ class Ledger:
     written: list[str] = field(default_factory=list)
 
     def read(self, path: Path, status: os.stat_result) -> None:
-        """Note an input of the command.
+        """Record an input of the command.
 
         Parameters
         ----------
@@ -221,7 +237,7 @@ class Ledger:
         Raises
         ------
         InputError
-            If it is an output as well.
+            If the command also writes the file.
         """
         if path.name.startswith(DRAFT):  # an output of our own, read back before it is kept
             return
@@ -232,19 +248,19 @@ class Ledger:
         self.inputs[key] = str(path)
 
     def write(self, path: Path, option: str) -> None:
-        """Note an output; one noted under the same option before is the same output.
+        """Record an output of the command; the same option may write its file repeatedly.
 
         Parameters
         ----------
         path
             Path of the file.
         option
-            Option that names the output.
+            Option that names the output, such as ``--out``.
 
         Raises
         ------
         InputError
-            If it is an input, or the output of another option.
+            If the command also reads the file, or writes it for another option.
         """
         keys = _keys(path)
         for key in keys:
@@ -263,13 +279,25 @@ _CURRENT: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
 
 
 def current_ledger() -> Ledger | None:
-    """The ledger of the running command; None where kvsim is used as a library."""
+    """Return the ledger of the running command.
+
+    Returns
+    -------
+    Ledger or None
+        None if kvsim is used as a library.
+    """
     return _CURRENT.get()
 
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    """Keep a ledger of everything that the block reads and writes."""
+    """Record everything that the block reads and writes.
+
+    Yields
+    ------
+    Ledger
+        The inputs and outputs so far.
+    """
     kept = Ledger()
     token = _CURRENT.set(kept)
     try:
@@ -280,7 +308,7 @@ def ledger() -> Iterator[Ledger]:
 
 @contextmanager
 def own_output() -> Iterator[None]:
-    """Suspend the ledger for a block that reads back the command's own output."""
+    """Let the block read files that the command has written itself."""
     token = _CURRENT.set(None)
     try:
         yield
@@ -316,12 +344,17 @@ TYPES = (
 
 
 def display(path: object) -> str:
-    """Format a path for a message: quoted where it has odd characters, shortened where long.
+    """Format a path for a message: quoted if it has unusual characters, shortened if it is long.
 
     Parameters
     ----------
     path
         The path.
+
+    Returns
+    -------
+    str
+        The path as text.
     """
     name = str(path)
     if len(name) > 200:
@@ -330,17 +363,17 @@ def display(path: object) -> str:
 
 
 def type_of(mode: int) -> str:
-    """Describe what a path leads to.
+    """Describe a file that is not a regular one.
 
     Parameters
     ----------
     mode
-        File mode of its status.
+        File mode, as ``os.stat`` returns it.
 
     Returns
     -------
     str
-        Empty for a regular file.
+        For example "a folder" or "a pipe"; empty for a regular file.
     """
     if stat.S_ISREG(mode):
         return ""
@@ -371,19 +404,25 @@ def check_type(path: Path | str, kind: Kind) -> None:
 
 
 def open_input(path: Path | str, kind: Kind) -> BufferedReader:
-    """Open a file of a kind; whatever may block or never end is refused before it is opened.
+    """Open a regular file for reading; devices and pipes are refused before they are opened.
 
     Parameters
     ----------
     path
-        The file.
+        Path of the file.
     kind
-        What it is for, which says how large it may be.
+        Purpose of the file, which limits its size.
+
+    Returns
+    -------
+    BufferedReader
+        The open file, at its first byte.
 
     Raises
     ------
     InputError
-        If it is missing, no regular file, too large, not readable, or an output of this command.
+        If the file is missing, not a regular file, too large, not readable, or an output of this
+        command.
     """
     where, expected = display(path), f"expected {kind.expected}"
     try:
@@ -415,19 +454,24 @@ def open_input(path: Path | str, kind: Kind) -> BufferedReader:
 
 
 def check_input(path: Path | str, kind: Kind) -> Path:
-    """Check that a file can be read, before its path is given to another library.
+    """Check that a file can be read, before its path is passed to another library.
 
     Parameters
     ----------
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Returns
+    -------
+    Path
+        The same path.
 
     Raises
     ------
     InputError
-        As ``open_input``.
+        For the same reasons as ``open_input``.
     """
     open_input(path, kind).close()
     return Path(path)
@@ -441,12 +485,17 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Returns
+    -------
+    bytes
+        The content.
 
     Raises
     ------
     InputError
-        As ``open_input``; or if memory is short.
+        For the same reasons as ``open_input``, or if too little memory is free.
     """
     where, most = display(path), most_bytes(kind)
     pieces, total = [], 0
@@ -468,40 +517,50 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
 
 
 def read_text(path: Path | str, kind: Kind) -> str:
-    """Read a text in UTF-8, without a byte-order mark, with newlines as line endings.
+    r"""Read a text file in UTF-8.
 
     Parameters
     ----------
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Returns
+    -------
+    str
+        The text without a byte-order mark, and with ``\n`` as line ending.
 
     Raises
     ------
     InputError
-        As ``read_bytes``; or naming the byte that is not UTF-8.
+        For the same reasons as ``read_bytes``, or naming the byte that is not UTF-8.
     """
     content = decode_text(read_bytes(path, kind), display(path), kind.expected)
     return content.replace("\r\n", "\n").replace("\r", "\n") if "\r" in content else content
 
 
 def decode_text(content: bytes, where: str, expected: str) -> str:
-    """Decode UTF-8 text, without a byte-order mark.
+    """Decode UTF-8, without a byte-order mark.
 
     Parameters
     ----------
     content
         Bytes of the file.
     where
-        What messages call the text.
+        Name of the file in messages.
     expected
-        What the text should be, for messages.
+        What the file should be, for messages.
+
+    Returns
+    -------
+    str
+        The text.
 
     Raises
     ------
     InputError
-        Naming the byte and line that are not UTF-8.
+        Naming the byte and the line that are not UTF-8.
     """
     try:
         return content.removeprefix(BOM).decode("utf-8")
@@ -545,14 +604,19 @@ def read_json(path: Path | str, kind: Kind, strict: bool = True) -> Any:
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
     strict
-        Whether a name given twice is refused.
+        Whether a name that appears twice in an object is refused.
+
+    Returns
+    -------
+    object
+        The parsed document.
 
     Raises
     ------
     InputError
-        As ``read_text`` and ``parse_json``.
+        For the same reasons as ``read_text`` and ``parse_json``.
     """
     return parse_json(read_text(path, kind), display(path), kind.expected, strict)
 
@@ -562,13 +626,24 @@ def parse_json(text: str, where: str, expected: str, strict: bool = True) -> Any
 
     Parameters
     ----------
+    text
+        The text.
+    where
+        Name of the file in messages.
+    expected
+        What the file should be, for messages.
     strict
-        Refuse a name that stands twice in one object.
+        Whether a name that appears twice in an object is refused.
+
+    Returns
+    -------
+    object
+        The parsed document.
 
     Raises
     ------
     InputError
-        Naming the line that is not JSON or nests too deeply.
+        Naming the line that is not JSON, or if the document is nested too deeply.
     """
     try:
         found = json.loads(
@@ -595,12 +670,22 @@ def _parse_whole(digits: str) -> int:
 
 
 def unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build an object of a JSON text, a hook for ``json`` that refuses a name given twice.
+    """Build a JSON object and refuse duplicate names: an ``object_pairs_hook`` for ``json``.
 
     Parameters
     ----------
     pairs
         Names and values in the order of the text.
+
+    Returns
+    -------
+    dict
+        Values by name.
+
+    Raises
+    ------
+    ValueError
+        If a name appears twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -618,12 +703,18 @@ def read_toml(path: Path | str, kind: Kind) -> dict[str, object]:
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Returns
+    -------
+    dict
+        The parsed tables and entries.
 
     Raises
     ------
     InputError
-        As ``read_text``; or naming the line that is not TOML or nests too deeply.
+        For the same reasons as ``read_text``; or naming the line that is not TOML; or if the
+        document is nested too deeply.
     """
     text, where = read_text(path, kind), display(path)
     plain = TOML_STRINGS.sub("s", text)  # a key of 100,000 dots ends the interpreter
@@ -640,14 +731,14 @@ def read_toml(path: Path | str, kind: Kind) -> dict[str, object]:
 
 
 def check_depth(value: object, where: str) -> None:
-    """Refuse parsed JSON that nests too deeply for recursive readers.
+    """Refuse a parsed JSON document that is nested too deeply for recursive functions.
 
     Parameters
     ----------
     value
         The parsed document.
     where
-        What messages call the text.
+        Name of the file in messages.
 
     Raises
     ------
@@ -664,30 +755,41 @@ def check_depth(value: object, where: str) -> None:
 
 
 def too_deep(where: str) -> InputError:
-    """Create the error about a text that nests too deeply.
+    """Create the error about a document that is nested too deeply.
 
     Parameters
     ----------
     where
-        What messages call the text.
+        Name of the file in the message.
+
+    Returns
+    -------
+    InputError
+        The error, to be raised.
     """
     return InputError(f"{where}: nested too deeply; expected at most {DEEPEST} levels")
 
 
 def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
-    """Read the non-empty rows of a CSV file, each with the number of its last line.
+    """Read the rows of a CSV file, without empty lines.
 
     Parameters
     ----------
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Yields
+    ------
+    tuple of int and list of str
+        Number of the row's last line, and the row's fields.
 
     Raises
     ------
     InputError
-        As ``read_text``; or naming the line that is not CSV or has a field that is too long.
+        For the same reasons as ``read_text``; or naming the line that is not CSV or has a field
+        that is too long.
     """
     text, where = read_text(path, kind), display(path)
     csv.field_size_limit(LONGEST_FIELD)
@@ -705,20 +807,25 @@ def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read the rows of a CSV file by the names in its header, each with its line number.
+    """Read the rows of a CSV file that has a header.
 
     Parameters
     ----------
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Purpose of the file, which limits its size.
+
+    Yields
+    ------
+    tuple of int and dict
+        Number of the row's last line, and the row's fields by name of the column.
 
     Raises
     ------
     InputError
-        As ``read_rows``; or naming the row that has more or fewer fields than the header, or the
-        column that stands there twice.
+        For the same reasons as ``read_rows``; or naming the row that has more or fewer fields than
+        the header, or the column that appears twice.
     """
     rows = read_rows(path, kind)
     line, header = next(rows, (1, []))
@@ -738,7 +845,9 @@ NAME_CHARS = 100  # characters of the target's name that a draft's name keeps
 
 
 def create_draft(target: Path, mode: int) -> tuple[Path, int]:
-    """Create an empty, locked draft beside a target.
+    """Create an empty temporary file next to a target, and lock it.
+
+    Other processes recognise an abandoned draft by its missing lock.
 
     Parameters
     ----------
@@ -749,8 +858,8 @@ def create_draft(target: Path, mode: int) -> tuple[Path, int]:
 
     Returns
     -------
-    tuple[Path, int]
-        Path of the draft, and its open file.
+    tuple of Path and int
+        Path and open file descriptor of the draft.
 
     Raises
     ------
@@ -770,17 +879,17 @@ def create_draft(target: Path, mode: int) -> tuple[Path, int]:
 
 
 def remove_orphans(folder: Path) -> int:
-    """Remove drafts of processes that ended before they finished.
+    """Remove drafts that were left behind by processes that have ended.
 
     Parameters
     ----------
     folder
-        The folder.
+        Folder to clean up.
 
     Returns
     -------
     int
-        How many were removed.
+        Number of files that were removed.
     """
     removed = 0
     with suppress(OSError), os.scandir(folder) as entries:
@@ -791,12 +900,12 @@ def remove_orphans(folder: Path) -> int:
 
 
 def remove_own(folder: Path) -> None:
-    """Remove this process's drafts: a signal may come just after one is made.
+    """Remove all drafts of this process, which is about to end because of a signal.
 
     Parameters
     ----------
     folder
-        The folder.
+        Folder to clean up.
     """
     with suppress(OSError):
         for draft in folder.glob(f"{DRAFT}{os.getpid()}-*"):
@@ -837,22 +946,28 @@ NEW = 0o666  # mode of a new file, less what the umask takes away
 
 
 def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) -> Path:
-    """Refuse an output that cannot or must not be written, before anything is computed.
+    """Refuse an output path that cannot or must not be written, before anything is computed.
 
     Parameters
     ----------
     place
-        What the user gave.
+        Path as the user gave it.
     option
-        Which option it was given to, as ``--report``.
+        Option that it was given to, such as ``--report``.
     endings
-        What the name must end with, if anything.
+        File name extensions that are allowed; empty for any.
+
+    Returns
+    -------
+    Path
+        The path.
 
     Raises
     ------
     InputError
-        If the folder is missing or cannot be written; if there is a folder, device, pipe, socket or
-        read-only file; or if the command reads the file or writes it for another option.
+        If its folder is missing or not writable; if the path is that of a folder, device, pipe,
+        socket or read-only file; or if the command also reads the file, or writes it for another
+        option.
     """
     said = f"{option}: got {str(place)[:200]!r}"
     path = Path(place)
@@ -873,22 +988,30 @@ def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) 
 
 @contextmanager
 def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Path]:
-    """Write a file atomically: the yielded draft replaces it if the block succeeds.
+    """Write a file atomically: the draft replaces it when the block ends without an error.
 
-    The draft is on disk before it takes the place. A link stays a link, and what it leads to is
-    replaced; an existing file's mode and owner are kept.
+    The draft is flushed to disk first. If the path is a symbolic link, the file that it points to
+    is replaced. Mode and owner of an existing file are kept.
 
     Parameters
     ----------
-    tidy : whether drafts that other processes left there go first, which takes a look at all files.
-    named : whether its name is on disk too before this returns; if not, a machine that loses power
-        may have the file whole or not at all.
+    path
+        Path of the file.
+    tidy
+        Whether abandoned drafts in the folder are removed first, which lists the folder.
+    named
+        Whether the folder is flushed to disk as well. If not, the file may be missing, but never
+        incomplete, after a power failure.
+
+    Yields
+    ------
+    Path
+        Path of the draft, to which the block writes.
 
     Raises
     ------
     InputError
-        If the place cannot be written, is no place for a file, or the disk is full; nothing is
-        left behind.
+        If the path cannot be written, or the disk is full; nothing is left behind.
     """
     kept = current_ledger()
     try:
@@ -924,7 +1047,7 @@ def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Pat
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8 to a file, whole or not at all.
+    """Write a UTF-8 text file atomically.
 
     Parameters
     ----------
@@ -936,14 +1059,14 @@ def replace_text(path: Path, text: str) -> None:
     Raises
     ------
     InputError
-        As ``replacing``.
+        For the same reasons as ``replacing``.
     """
     with replacing(path) as draft:
         write_draft(draft, text)
 
 
 def write_draft(draft: Path, text: str) -> None:
-    """Write a draft's text in UTF-8; characters of file names that are not UTF-8 are escaped.
+    """Write a text to a draft in UTF-8; characters of file names that are not UTF-8 are escaped.
 
     Parameters
     ----------
@@ -957,12 +1080,22 @@ def write_draft(draft: Path, text: str) -> None:
 
 @contextmanager
 def replacing_all(*paths: Path) -> Iterator[list[Path]]:
-    """Write several files that replace their targets only if all are written.
+    """Write several files, which replace their targets only if the block succeeds for all of them.
+
+    Parameters
+    ----------
+    *paths
+        Paths of the files.
+
+    Yields
+    ------
+    list of Path
+        Paths of the drafts, in the same order.
 
     Raises
     ------
     InputError
-        As ``replacing``.
+        For the same reasons as ``replacing``.
     """
     with ExitStack() as all_of_them:
         yield [all_of_them.enter_context(replacing(path)) for path in paths]
@@ -970,17 +1103,17 @@ def replacing_all(*paths: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from adding to an existing log while the block runs.
+    """Lock an existing log against other processes while the block runs.
 
     Parameters
     ----------
     path
-        Path of the file.
+        Path of the log.
 
     Raises
     ------
     InputError
-        If it is no regular file, cannot be written, or another process holds it.
+        If it is not a regular file, cannot be written, or is locked by another process.
     """
     with _writable(path, 0) as number:
         try:
@@ -996,19 +1129,19 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to an existing log; on disk before this returns, or not at all.
+    """Append text to an existing log; it is on disk when this function returns.
 
     Parameters
     ----------
     path
-        Path of the file.
+        Path of the log.
     text
         The text.
 
     Raises
     ------
     InputError
-        If the disk is full or the file has become unwritable.
+        If the disk is full or the log cannot be written; the log is then unchanged.
     """
     with _writable(path, os.O_APPEND) as number:
         size = os.fstat(number).st_size
@@ -1062,19 +1195,24 @@ def _writable(path: Path, flags: int) -> Iterator[int]:
 
 
 def make_folder(path: Path, option: str) -> Path:
-    """Make a folder for outputs, if it is not there.
+    """Create a folder for outputs unless it exists.
 
     Parameters
     ----------
     path
-        Path of the file.
+        Path of the folder.
     option
-        Option that names the folder.
+        Option that names the folder, for messages.
+
+    Returns
+    -------
+    Path
+        The same path.
 
     Raises
     ------
     InputError
-        If it cannot be made, or something else is there.
+        If it cannot be created or written, or is not a folder.
     """
     if not str(path).isprintable():
         said = f"{option}: got {str(path)[:200]!r}, not a folder's name"
@@ -1092,14 +1230,19 @@ def make_folder(path: Path, option: str) -> Path:
 
 
 def write_error(path: Path, problem: BaseException) -> InputError:
-    """Create the error for a failed write, in one line; a full disk is named with what is free.
+    """Create the error about a failed write; for a full disk it names the free space.
 
     Parameters
     ----------
     path
         Path of the file.
     problem
-        What the system raised.
+        Exception that the system raised.
+
+    Returns
+    -------
+    InputError
+        The error, to be raised.
     """
     number = getattr(problem, "errno", None)
     said = getattr(problem, "strerror", None) or str(problem).partition("\n")[0][:120]
@@ -1166,14 +1309,19 @@ def _sync_folder(folder: Path) -> None:
 
 
 def toml_lines(entries: Mapping[str, object], quoted: bool = False) -> str:
-    """Format a table's entries as TOML: texts, numbers, flags and lists of texts.
+    """Format the entries of a TOML table, one per line.
 
     Parameters
     ----------
     entries
-        Values by key.
+        Texts, numbers, booleans and lists of texts by key.
     quoted
-        Whether keys are quoted, so that they may have dots.
+        Whether keys are quoted, so that they may contain dots.
+
+    Returns
+    -------
+    str
+        Lines of the form ``key = value``.
     """
     return "".join(
         f'"{key}" = {_toml(value)}\n' if quoted else f"{key} = {_toml(value)}\n"

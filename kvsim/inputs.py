@@ -21,16 +21,16 @@ TOKEN_UNITS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLL
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The allowed range of a number.
+    """The range of numbers that an option accepts.
 
     Attributes
     ----------
     least, most
-        The smallest and largest value; a larger one is a typing error or more than a run can hold.
+        Smallest and largest value.
     unit
-        What is counted or measured.
+        Unit of the number, for messages.
     whole
-        Whether it must be a whole number.
+        Whether the number must be whole.
     """
 
     least: float
@@ -50,14 +50,16 @@ class Range:
         Parameters
         ----------
         name
-            The option.
+            Name of the option, for messages.
+        value
+            The number.
         got
-            What the user gave, where it differs from the value.
+            What the user gave, if it is not the number itself.
 
         Raises
         ------
         InputError
-            Naming the option, what was given, and the range.
+            Naming the option, what was given and the range.
         """
         holds = self.least <= value <= self.most and (not self.whole or value == int(value))
         if not holds:
@@ -97,9 +99,19 @@ def parse_flag(name: str, given: object, allowed: Range | None = None) -> bool:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    bool
+        The value.
+
+    Raises
+    ------
+    InputError
+        If it is not True or False.
     """
     if not isinstance(given, bool):
         raise InputError(f"{name}: got {_quote(given)}; expected True or False")
@@ -114,9 +126,19 @@ def parse_text(name: str, given: object, allowed: Range | None = None) -> str:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    InputError
+        If it is neither text, a path nor a number.
     """
     if not isinstance(given, str | Path | int | float) or isinstance(given, bool):
         raise InputError(f"{name}: got {_quote(given)}; expected text")
@@ -131,9 +153,19 @@ def parse_model(name: str, given: object, allowed: Range | None = None) -> objec
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    str or dict
+        Name or path of the model, or the fields of its configuration.
+
+    Raises
+    ------
+    InputError
+        If it is none of these.
     """
     config = getattr(given, "config", given)  # of a kvsim.Model
     return dict(config) if isinstance(config, Mapping) else parse_text(name, given)
@@ -147,9 +179,19 @@ def parse_path(name: str, given: object, allowed: Range | None = None) -> Path:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    InputError
+        If it is not a path.
     """
     return Path(parse_text(name, given))
 
@@ -162,9 +204,19 @@ def parse_paths(name: str, given: object, allowed: Range | None = None) -> list[
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    list of Path
+        The paths.
+
+    Raises
+    ------
+    InputError
+        If one of them is not a path.
     """
     return [parse_path(name, item) for item in _items(given)]
 
@@ -177,9 +229,19 @@ def parse_joined(name: str, given: object, allowed: Range | None = None) -> str:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    InputError
+        If it is not text, nor several texts.
     """
     return ",".join(parse_text(name, item) for item in _items(given))
 
@@ -192,9 +254,19 @@ def parse_names(name: str, given: object, allowed: Range | None = None) -> list[
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    list of str
+        The names.
+
+    Raises
+    ------
+    InputError
+        If they are not text.
     """
     text = parse_joined(name, given)
     return [item.strip() for item in text.split(",")] if "," in text else [text]
@@ -208,9 +280,19 @@ def parse_words(name: str, given: object, allowed: Range | None = None) -> list[
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    list of str
+        The words in lower case, without duplicates.
+
+    Raises
+    ------
+    InputError
+        If a word is empty.
     """
     text = parse_joined(name, given)
     found = [word.strip().lower() for word in text.split(",")]
@@ -220,7 +302,18 @@ def parse_words(name: str, given: object, allowed: Range | None = None) -> list[
 
 
 def words_among(*known: str) -> Parser:
-    """Create a parser of known words separated by commas."""
+    """Create a parser of known words separated by commas.
+
+    Parameters
+    ----------
+    *known
+        The words, in lower case.
+
+    Returns
+    -------
+    Parser
+        Returns the list of given words, and raises ``InputError`` for any other word.
+    """
 
     def parse(name: str, given: object, allowed: Range | None) -> list[str]:
         found = parse_words(name, given)
@@ -240,9 +333,19 @@ def parse_number(name: str, given: object, allowed: Range | None = None) -> floa
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    InputError
+        If it is not a number within the range.
     """
     value = _real(given)
     if allowed is not None and value == value:
@@ -262,9 +365,19 @@ def parse_rate(name: str, given: object, allowed: Range | None = None) -> float:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    float
+        The number, without a trailing x.
+
+    Raises
+    ------
+    InputError
+        If it is not a number within the range.
     """
     return parse_number(
         name, given.rstrip().removesuffix("x") if isinstance(given, str) else given, allowed
@@ -272,12 +385,17 @@ def parse_rate(name: str, given: object, allowed: Range | None = None) -> float:
 
 
 def scaled_number(unit: float) -> Parser:
-    """Create a parser of numbers given in some unit, which returns SI units.
+    """Create a parser of numbers in some unit.
 
     Parameters
     ----------
     unit
         Size of the unit in SI units.
+
+    Returns
+    -------
+    Parser
+        Returns the number in SI units.
     """
     return lambda name, given, allowed: parse_number(name, given, allowed) * unit
 
@@ -292,11 +410,21 @@ def parse_count(
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
     alternative
         What else is allowed, for the message.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    InputError
+        If it is not a whole number within the range.
     """
     value = _integer(given)
     if value is None:
@@ -314,9 +442,19 @@ def parse_amount(name: str, given: object, allowed: Range | None = None) -> int:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    InputError
+        If it is not a whole number within the range.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([km]?)\s*", str(given).lower())
     if found is not None:
@@ -333,9 +471,19 @@ def parse_counts(name: str, given: object, allowed: Range | None = None) -> list
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
+
+    Returns
+    -------
+    list of int
+        The numbers.
+
+    Raises
+    ------
+    InputError
+        If one of them is not a whole number within the range.
     """
     values = [_integer(item) for item in _listed(given)]
     found = [value for value in values if value is not None]
@@ -357,14 +505,19 @@ def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
 
     Returns
     -------
     int
         Tokens. [tokens]
+
+    Raises
+    ------
+    InputError
+        If it is not a whole number of tokens within the range.
     """
     found = TOKENS_PATTERN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
@@ -387,14 +540,19 @@ def parse_token_counts(name: str, given: object, allowed: Range | None = None) -
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
 
     Returns
     -------
     list[int]
         Numbers of tokens. [tokens]
+
+    Raises
+    ------
+    InputError
+        If one of them is not a whole number within the range.
     """
     items = _listed(given)
     if not items or not all(
@@ -443,7 +601,7 @@ def parse_token_lengths(name: str, given: object, allowed: Range | None = None) 
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
         Range of each number.
 
@@ -474,13 +632,18 @@ def parse_token_lengths(name: str, given: object, allowed: Range | None = None) 
 
 
 def duration(most_bare: float) -> Parser:
-    """Parse a time such as 500ms, 2s or 0.5, or none for no limit. [s]
+    """Create a parser of times such as 500ms, 2s or 0.5; "none" stands for no limit.
 
     Parameters
     ----------
     most_bare
-        A number without a unit that is larger than this may be meant in milliseconds, and is
-        refused. [s]
+        Largest number that is accepted without a unit: a larger one may be meant in milliseconds.
+        [s]
+
+    Returns
+    -------
+    Parser
+        Returns the time, infinite for "none" [s]; raises ``InputError`` for anything else.
     """
 
     def parse(name: str, given: object, allowed: Range | None) -> float:
@@ -511,12 +674,17 @@ def duration(most_bare: float) -> Parser:
 
 
 def zero_or(parser: Parser) -> Parser:
-    """Create a parser that also takes 0, whatever the option's range.
+    """Create a parser that accepts 0 even if it is outside the option's range.
 
     Parameters
     ----------
     parser
-        Parser of the value itself.
+        Parser of all other values.
+
+    Returns
+    -------
+    Parser
+        Returns 0.0 or what ``parser`` returns.
     """
     return lambda name, given, allowed: (
         0.0 if given == "0" or given == 0 else parser(name, given, allowed)
@@ -524,12 +692,17 @@ def zero_or(parser: Parser) -> Parser:
 
 
 def auto_or(parser: Callable[..., object]) -> Parser:
-    """Create a parser that also takes ``auto``, which is None.
+    """Create a parser that also accepts the word "auto".
 
     Parameters
     ----------
     parser
-        Parser of the value itself.
+        Parser of all other values.
+
+    Returns
+    -------
+    Parser
+        Returns None for "auto", else what ``parser`` returns.
     """
     return lambda name, given, allowed: (
         None if given == "auto" else parser(name, given, allowed, ", or auto")
@@ -537,12 +710,18 @@ def auto_or(parser: Callable[..., object]) -> Parser:
 
 
 def count_or(*words: str) -> Parser:
-    """Create a parser of whole numbers that also takes some words.
+    """Create a parser of whole numbers that also accepts some words.
 
     Parameters
     ----------
-    words
-        What may stand for a number, each returned as it is.
+    *words
+        The words.
+
+    Returns
+    -------
+    Parser
+        Returns a word unchanged, and a number as an integer; raises ``InputError`` for anything
+        else.
     """
 
     def parse(name: str, given: object, allowed: Range | None) -> object:
@@ -557,17 +736,18 @@ def count_or(*words: str) -> Parser:
 
 
 def several(parser: Parser) -> Parser:
-    """Create a parser of different values separated by commas.
+    """Create a parser of several different values separated by commas.
 
     Parameters
     ----------
     parser
-        Parser of the value itself.
+        Parser of a single value.
 
     Returns
     -------
     Parser
-        It returns pairs of what was given and the value meant.
+        Returns pairs of what was given and the parsed value; raises ``InputError`` if a value is
+        given twice or left empty.
     """
 
     def parse(name: str, given: object, allowed: Range | None) -> list[tuple[object, object]]:
@@ -591,14 +771,19 @@ def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dic
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        Value that was given, as text or as a Python object.
     allowed
-        Range of the option; None for no other limit.
+        Range of the option; None if it has none.
 
     Returns
     -------
     dict[str, float]
         Number by name of the GPU.
+
+    Raises
+    ------
+    InputError
+        If an entry is not of this form, or a GPU appears twice.
     """
     if isinstance(given, Mapping):
         return {str(gpu): parse_number(name, value, allowed) for gpu, value in given.items()}
@@ -616,16 +801,21 @@ def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dic
 def parse_total_or_per_gpu(
     name: str, given: object, allowed: Range | None
 ) -> float | dict[str, float]:
-    """Parse a number in all, or numbers by GPU.
+    """Parse a total number, or a number for each of several GPU types.
 
     Parameters
     ----------
     name
         Name of the option, for messages.
     given
-        What was given for it.
+        A number; or numbers by GPU, as ``h100=2,l40s=4`` or a dictionary.
     allowed
-        Range of the option; None for no other limit.
+        Range of each number; None for no limit.
+
+    Returns
+    -------
+    float or dict
+        The total, or the numbers by name of the GPU.
     """
     if isinstance(given, Mapping) or (isinstance(given, str) and "=" in given):
         return parse_per_gpu(name, given, allowed)

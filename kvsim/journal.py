@@ -58,12 +58,12 @@ class Journal(Generic[T]):
 
     @contextmanager
     def resume_locked(self) -> Iterator[None]:
-        """Resume from the file, and lock it while the block runs.
+        """Resume from the file, or create it, and lock it while the block runs.
 
         Raises
         ------
         InputError
-            As :meth:`resume`, or if another process holds the lock.
+            For the same reasons as :meth:`resume`, or if another process holds the lock.
         """
         self._begin()
         with locked(self.path):
@@ -71,7 +71,12 @@ class Journal(Generic[T]):
             yield
 
     def resume(self) -> Self:
-        """Read the finished units from the file, or create it.
+        """Read the finished units from the file; create the file if there is none.
+
+        Returns
+        -------
+        Journal
+            This journal.
 
         Raises
         ------
@@ -105,12 +110,21 @@ class Journal(Generic[T]):
             files.written.append(str(self.path))
 
     def append(self, piece: str, items: Sequence[T], conditions: Mapping[str, str] = NONE) -> None:
-        """Keep a finished piece; it is on disk before this returns.
+        """Record a finished unit of work; it is on disk when this method returns.
+
+        Parameters
+        ----------
+        piece
+            Name of the unit.
+        items
+            Results of the unit.
+        conditions
+            Conditions under which it was measured, such as the clock of the GPU.
 
         Raises
         ------
         InputError
-            If the disk is full or the place has become unwritable.
+            If the disk is full or the file can no longer be written.
         """
         over: dict[str, object] = {"done": piece, "samples": len(items)}
         rows = [
@@ -122,16 +136,16 @@ class Journal(Generic[T]):
 
     @property
     def items(self) -> list[T]:
-        """The items of all finished units, in order."""
+        """Items of all finished units, in order."""
         return [item for items in self.done.values() for item in items]
 
     def remove(self) -> None:
-        """Remove the file: what it was kept for is complete.
+        """Delete the file, because the measurement is complete.
 
         Raises
         ------
         InputError
-            If the folder has become unwritable.
+            If the folder can no longer be written.
         """
         try:
             self.path.unlink(missing_ok=True)
@@ -141,7 +155,18 @@ class Journal(Generic[T]):
             ) from None
 
     def read(self, text: bytes) -> int:
-        """Take over every finished piece of a file, and tell where the last one ends. [B]"""
+        """Read the finished units of a journal's text.
+
+        Parameters
+        ----------
+        text
+            Content of the file.
+
+        Returns
+        -------
+        int
+            Length of the text up to the end of the last finished unit. [B]
+        """
         first, *lines = text.splitlines(keepends=True)
         place = end = len(first)
         found: list[T] = []

@@ -319,17 +319,18 @@ def _own_entry(deployment: Deployment, kind: str) -> tuple[LedgerEntry, ...]:
 
 
 def merge(entries: Sequence[LedgerEntry]) -> LedgerEntry:
-    """Merge entries into one: all their rows, and their errors as means over them.
+    """Merge ledger entries into one that has all their rows.
 
     Parameters
     ----------
     entries
-        Entries that share what they are told of, such as engine, technique and card.
+        Entries that agree in what they describe, such as engine, technique and card.
 
     Returns
     -------
     LedgerEntry
-        The entry with most rows, with the figures of all.
+        The entry with the most rows, with the total number of rows and with errors averaged over
+        them.
     """
     rows = [e.rows for e in entries]
     median, p90 = (
@@ -410,9 +411,12 @@ def _measured_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> bo
 
 @frozen
 class Mechanisms:
-    """Properties of a prediction by which similar measurements are found in the ledger.
+    """Properties of a prediction, by which similar measurements are found in the ledger.
 
-    The attributes have the values of those of :class:`LedgerEntry`.
+    Attributes
+    ----------
+    engine, kind, device, technique, load, weights, experts, gpus, model
+        Values of the attributes of :class:`LedgerEntry` with these names.
     """
 
     engine: str
@@ -557,12 +561,13 @@ def differences(entries: Sequence[LedgerEntry], asked: Mechanisms) -> Array:
     entries
         Lines of the ledger.
     asked
-        The prediction's mechanisms: engine, version, model, card and so on.
+        The prediction's mechanisms, such as its engine, model and card.
 
     Returns
     -------
     array
-        1 where they differ, else 0. (entries, mechanisms of ``MECHANISMS``)
+        1 where an entry differs from the prediction in a mechanism, else 0; columns are in the
+        order of ``MECHANISMS``. (entries, mechanisms)
     """
     return np.array(
         [[_differs(e, asked, name) for name in MECHANISMS] for e in entries], dtype=float

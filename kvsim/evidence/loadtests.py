@@ -470,16 +470,16 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
 
 
 def replace_numbers(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
-    """Replace numbers of a stack, including its variants for some cards.
+    """Replace numbers of a stack and of its variants for some cards.
 
     Parameters
     ----------
     stack
         The stack to start from.
     numbers
-        New values by key.
+        New values by key of the stack file.
     devices
-        Names of the cards whose variants are changed too.
+        Names of the GPU profiles whose variants are changed.
 
     Returns
     -------

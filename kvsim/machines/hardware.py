@@ -62,51 +62,53 @@ class FixedTimes:
     Attributes
     ----------
     launch
-        Host time to issue one kernel; the GPU waits for it. [s]
+        Time that the host takes to issue one kernel, for which the GPU waits. [s]
     issue
-        The same where only passes that read prompts are issued kernel by kernel: the host runs
-        ahead of the GPU, and such a pass takes no less than issuing it all. [s]
+        Time that the host takes to issue one kernel of a pass that reads prompts, where only such
+        passes are issued kernel by kernel. The host runs ahead of the GPU, so that the pass takes
+        no less than issuing all of its kernels. [s]
     graph
-        Tokens up to which those passes are replayed as graphs. [tokens]
+        Largest number of tokens of a pass that is replayed as a CUDA graph and not issued. [tokens]
     gap
-        GPU time between two kernels. [s]
+        Idle time of the GPU between two kernels. [s]
     layer
         Fixed time per layer. [s]
     routing
-        To choose each token's experts by their scores, per layer. [s]
+        Time per layer to choose the experts of each token from their scores. [s]
     latent
-        Further time of a layer with latent attention: its small kernels. [s]
+        Additional time of the small kernels in a layer with latent attention. [s]
     step
-        Fixed time per forward pass: sampling, bookkeeping, graph launch. [s]
+        Fixed time per forward pass, such as sampling, bookkeeping and launching a graph. [s]
     sampling
-        GPU time per pass to choose tokens, besides what it reads. [s]
+        Time that the GPU takes per pass to choose tokens, in addition to reading the logits. [s]
     sequence
-        Further time per step and sequence: sampling, detokenising. [s]
+        Additional time per forward pass and sequence, such as sampling and detokenising. [s]
     beside_step
-        Host time per forward pass beside the GPU: a pass takes no less. [s]
+        Time that the host works per forward pass while the GPU computes; a pass takes no less. [s]
     beside_sequence
-        Further such time per sequence. [s]
+        Such time per sequence of the pass, in addition to ``beside_step``. [s]
     quantise
-        Kernel that writes a product's input in 8 bits with a known scale. [s]
+        Time of the kernel that writes a product's input in 8 bits with a known scale. [s]
     sync
-        Host time for one synchronisation. [s]
+        Time that the host takes for one synchronisation with the GPU. [s]
     prompt_pass
-        Tokens of prompts in one pass, weights read anew in each (0: all at once). [tokens]
+        Most prompt tokens in one pass; longer prompts take several, each of which reads the weights
+        again. 0 to read all prompts in one pass. [tokens]
     stage
-        From a stage of layers to the next one on another GPU, each pass. [s]
+        Time per pass to hand its hidden states to the next pipeline stage, on another GPU. [s]
     stage_overlap
-        Share of the other stages' work that runs beside a pass's next one.
+        Share of the other pipeline stages' work that overlaps with the next pass, from 0 to 1.
     counted_launches
-        Ops are as many kernels as kvsim's implementations dispatch.
+        Whether each op counts as many kernels as kvsim's own implementations launch for it.
     pointwise_launches
-        Kernels per layer for norms, positions, residuals, activation.
+        Number of kernels per layer for norms, positions, residuals and activations.
     wide_norm_launches
-        Further kernels of norms over all heads, where GPUs share the heads and add up their squares
-        (0: nothing).
+        Number of additional kernels per layer for norms over all heads, which tensor-parallel GPUs
+        compute from the sums of their heads' squares; 0 for engines without this work.
     pointwise_passes
-        Times those kernels read and write the hidden states.
+        How often the pointwise kernels of a layer read and write the hidden states.
     asynchronous
-        A pass is issued before the tokens of the one before are known.
+        Whether a pass is issued before the tokens of the previous one are known.
     """
 
     launch: Seconds = 0.0
@@ -449,31 +451,32 @@ class WeightLoading:
 
 @frozen
 class WorkingMemory:
-    """Memory besides weights and cache.
+    """Memory that an engine needs in addition to weights and caches.
 
     Attributes
     ----------
     context_memory
-        Driver, libraries, workspaces. [B]
+        Memory of the driver, of libraries and of their workspaces. [B]
     prefill_chunk
-        Tokens whose activations are alive at once in prefill. [tokens]
+        Number of prompt tokens whose activations are in memory at once. [tokens]
     activation_passes
-        Hidden-state-sized buffers alive at once, beyond the widest.
+        Number of buffers of the size of the hidden states that are in memory together with the
+        largest activation.
     prompt_logits
-        The LM head runs over every prompt token.
+        Whether the LM head computes logits for every token of a prompt, not only for the last one.
     logit_bytes
-        Per logit kept. [B]
+        Size of a stored logit. [B]
     reserved_sequences
-        An engine that measures its largest pass before it shares out memory keeps that pass's
-        memory free: a whole part of prompts, and so many sequences sampled.
+        Number of sequences that are sampled in the pass for which the engine keeps memory free; its
+        prompts fill the pass. 0 for engines that do not measure their largest pass at the start.
     sampling_bytes
-        Per logit while those are sampled. [B]
+        Memory per logit of those sequences while they are sampled. [B]
     share_of_free
-        The share of memory that an engine is given is one of what weights and the largest pass
-        leave (TensorRT-LLM), not of the whole (vLLM).
+        Whether the memory share that the user gives is one of the memory that weights and the
+        largest pass leave free (TensorRT-LLM), and not of the whole memory (vLLM).
     share_is_static
-        It is a share for weights and caches alone (SGLang): a pass and the context take what is
-        left beside.
+        Whether that share holds weights and caches alone (SGLang), so that passes and the context
+        take what it leaves of the memory.
     """
 
     context_memory: Bytes = 0.0
@@ -739,15 +742,21 @@ class Kernel:
 
 @frozen
 class Checked:
-    """Error of a stack in a run on its card, on requests or load tests not used in the fit.
+    """Errors of a stack in a measured run on one card, on requests that the fit did not use.
 
     Attributes
     ----------
     device
-        GPU profile.
+        Name of the GPU's profile.
+    model
+        Name of the model that ran.
+    technique
+        Technique that ran.
+    rows
+        Number of requests or load tests that were compared.
     off
-        By kind of number (ttft, tpot, latency): median and 90 % of the relative errors, and the
-        factors on a predicted time between which 80 % of those measured lie.
+        By kind of number (ttft, tpot, latency): the median and the 90th percentile of the relative
+        error, and the two factors on a predicted time between which 80 % of measured times lie.
     """
 
     device: str
@@ -759,38 +768,46 @@ class Checked:
 
 @frozen
 class Stack:
-    """A software stack: the efficiency of its kernels and its mechanisms.
+    """A software stack: the efficiency of its kernels and the costs of its mechanisms.
 
-    The defaults are those of an ideal engine, so a stack states only what it has.
+    The defaults are those of an ideal engine, so a stack's file states only what differs from it.
 
     Attributes
     ----------
+    name, title
+        Name of the stack, as ``--stack`` takes it, and its name in reports.
     basis
-        "datasheet", "carried over" or "calibrated".
+        Where the numbers come from: "datasheet", "carried over" from other cards, or "calibrated".
     error
-        Measured error on rows it did not see.
+        Errors of the stack on measurements that it was not fitted to, in words; empty if unknown.
+    source
+        Sources of the numbers, one per line.
     fit
-        The rows its free numbers were fitted to, and how well they fit.
+        Which measurements the numbers were fitted to and how well, in words.
     device
-        What it was calibrated on, if by microbenchmarks.
+        Device of the microbenchmarks that it was calibrated with; empty if there were none.
     version
-        Of the engine.
+        Version of the engine.
     engine
-        Whose version it is, if it is one of several.
+        Name of the engine, for a stack of one version or card; empty if it is that of the stack.
     unmeasured
-        Why another version's numbers stand for the one asked for, if they do.
+        Why the numbers of another version are used; empty if those of the version itself are.
     extends
-        The stack whose numbers it has where it states none.
+        Name of the stack whose numbers apply where this one states none.
     checked
-        What a run said of it.
+        Errors in a measured run on the stack's card; None if there was none.
     near
-        Cards without rows of their own that it stands for.
+        GPU profiles without measurements of their own for which these numbers are used.
     cards
-        This engine by GPU profile.
+        Stacks of the same engine by GPU profile.
     date
-        When.
+        Date of the calibration.
     free
-        Key -> bounds of a fit.
+        Lower and upper bounds of the numbers that a fit may change, by key.
+    kernels
+        Efficiency of each kernel class.
+    time, server, cache, attention, packed_cache, selection, offload, sums, drafts, weights, memory
+        Costs of the engine's mechanisms.
     """
 
     name: str

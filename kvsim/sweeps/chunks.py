@@ -54,7 +54,7 @@ class Points:
 
     @property
     def spread(self) -> tuple[Array, Array]:
-        """Batch and context of each point. (n,)"""
+        """Batch and context of each point. (n,) each"""
         row, column = np.divmod(np.arange(self.first, self.first + self.size), self.contexts.size)
         return self.batches[row], self.contexts[column]
 
@@ -83,14 +83,22 @@ def divide_points(batches: Array, contexts: Array, most: int) -> Iterator[Points
 
 @frozen
 class Case:
-    """The inputs that a chunk is evaluated with.
+    """Inputs from which the results of a chunk are computed.
 
     Attributes
     ----------
     values
-        The value of each axis that chunks are split by.
+        Value of each axis that has a single value within a chunk.
+    model
+        The model.
+    hardware
+        The GPUs; several if a fleet may be made of them.
+    stack
+        The software stack.
     points
         Batches and contexts of a prediction; None for other kinds of sweeps.
+    requests
+        The trace; None for kinds of sweeps without one.
     """
 
     values: dict[str, Value]
@@ -416,12 +424,22 @@ def plan_case(case: Case) -> Columns:
 
 
 def scale_trace(case: Case) -> Requests:
-    """The trace of a case with ``rate`` times its clients, as ``kvsim simulate`` has it.
+    """Scale the number of clients of a case's trace, as ``kvsim simulate --rate`` does.
+
+    Parameters
+    ----------
+    case
+        The case, with a trace and a value of the axis ``rate``.
+
+    Returns
+    -------
+    Requests
+        The trace with ``rate`` times as many clients.
 
     Raises
     ------
     InputError
-        Where none of its requests is left, or there are more than anyone would play.
+        If no request is left, or there are too many to simulate.
     """
     assert case.requests is not None
     rate, count = case.number("rate"), len(case.requests)
@@ -554,12 +572,17 @@ EVALUATORS: dict[str, Callable[[Case], Columns]] = {
 
 
 def compute(chunk: SweepChunk) -> bytes:
-    """Compute a chunk and return its Parquet file.
+    """Compute the results of a chunk.
 
     Parameters
     ----------
     chunk
         The chunk.
+
+    Returns
+    -------
+    bytes
+        Content of the chunk's Parquet file.
     """
     return _parquet(chunk, EVALUATORS[chunk.kind](chunk.case))
 

@@ -77,7 +77,13 @@ class Spec:
         return [name for name in self.axes if self.kind != "predict" or name not in POINT_AXES]
 
     def combinations(self) -> list[dict[str, Value]]:
-        """Every combination of the values of the axes that chunks are split by."""
+        """Return all combinations of values of the axes that divide a sweep into chunks.
+
+        Returns
+        -------
+        list of dict
+            Value by axis, one dictionary per combination.
+        """
         names = self.split
         return [
             dict(zip(names, values, strict=True))
@@ -90,7 +96,13 @@ class Spec:
         return prod(len(values) for values in self.axes.values())
 
     def described(self) -> dict[str, object]:
-        """The sweep in the form of its manifest."""
+        """Return the sweep as the JSON object of its manifest.
+
+        Returns
+        -------
+        dict
+            The kind, and the values of each axis.
+        """
         return {"kind": self.kind, "grid": {k: list(v) for k, v in self.axes.items()}}
 
 

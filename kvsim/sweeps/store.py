@@ -25,7 +25,15 @@ SWEEP_MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names tha
 
 
 class ResultStore:
-    """The folder of a sweep and the chunks that are finished in it."""
+    """Folder of a sweep's results.
+
+    Attributes
+    ----------
+    folder
+        Path of the folder.
+    done
+        Indices of the chunks that are finished.
+    """
 
     def __init__(self, folder: Path, spec: Spec, resume: bool) -> None:
         """Open the folder of an earlier run, or start a new one.
@@ -60,14 +68,14 @@ class ResultStore:
             replace_text(place, json.dumps(about, indent=1) + "\n")
 
     def keep(self, index: int, content: bytes) -> None:
-        """Write the file of a chunk, which is done then.
+        """Write the file of a finished chunk.
 
         Parameters
         ----------
         index
             Position of the chunk in the sweep.
         content
-            The Parquet file.
+            Content of the Parquet file.
 
         Raises
         ------

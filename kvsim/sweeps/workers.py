@@ -33,7 +33,13 @@ BUNDLE_ROUNDS = 4  # bundles of the same size that would be left for each taker
 
 @frozen
 class Bundle:
-    """Chunks that are computed together; a list of them would be searched by Dask for its tasks."""
+    """Chunks that one process computes together.
+
+    Attributes
+    ----------
+    chunks
+        The chunks. They are wrapped in this class because Dask would search a plain list for tasks.
+    """
 
     chunks: tuple[SweepChunk, ...]
 

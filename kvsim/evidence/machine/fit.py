@@ -34,7 +34,17 @@ KERNEL_BENCHMARKS = dict.fromkeys(ATTENTION_CLASSES, "attention") | {"lowbit": "
 
 @frozen
 class Calibration:
-    """What samples say about a machine (keys of its file) and its software."""
+    """Numbers of a machine and its software, as its microbenchmarks determine them.
+
+    Attributes
+    ----------
+    hardware
+        Numbers of the machine, by key of its profile.
+    stack
+        Numbers of the software, by key of the stack file.
+    rates
+        Other measured rates that are reported but used nowhere, such as those of pageable copies.
+    """
 
     hardware: dict[str, Known]
     stack: dict[str, Known]
@@ -66,7 +76,7 @@ class _Fitter(Solver):
     """The stages that make a machine known."""
 
     def fit_all(self) -> Calibration:
-        """All stages, each on top of the ones before."""
+        """Run all stages of the fit in order; each uses the numbers of the stages before it."""
         self._launches()
         self._channel("hbm", "memory")
         self._channel("dram", "host")

@@ -113,7 +113,23 @@ UNVALIDATED = "held-out error not measured yet; kvsim validate --gpu with this p
 
 @frozen
 class Machine:
-    """What a profile says of a machine besides its rates."""
+    """What the driver and the operating system say about a measured machine.
+
+    Attributes
+    ----------
+    name
+        Name of the device, as its driver reports it.
+    gpu_memory
+        Memory of the GPU. [B]
+    host_memory
+        Memory of the host. [B]
+    context_memory
+        GPU memory in use by the driver and libraries before anything is loaded. [B]
+    cache
+        Size of the L2 cache. [B]
+    notes
+        Remarks for the profile.
+    """
 
     name: str  # as the driver says
     gpu_memory: int  # [B]

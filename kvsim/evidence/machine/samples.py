@@ -25,7 +25,21 @@ Case = Mapping[str, object]
 
 @frozen
 class Sample:
-    """One op, timed several times."""
+    """One op that was timed several times.
+
+    Attributes
+    ----------
+    benchmark
+        Name of the benchmark.
+    case
+        What distinguishes it from the benchmark's other samples, such as a batch size.
+    op
+        The op's work; all numbers are scalars.
+    runs
+        Measured times. [s]
+    host_s
+        Time that the host took to issue the op, if it runs ahead of a GPU; else 0. [s]
+    """
 
     benchmark: str
     case: Case  # what tells it from the benchmark's other samples
@@ -40,17 +54,17 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """Half the distance of the quartiles over the median."""
+        """Half the interquartile range of the runs, relative to their median."""
         low, high = np.quantile(self.runs, (0.25, 0.75))
         return float((high - low) / 2 / self.seconds)
 
     @property
     def error(self) -> float:
-        """Relative standard error of the median, as its runs scatter."""
+        """Relative standard error of the median, estimated from the spread of the runs."""
         return 1.2533 * self.spread / 0.6745 / float(np.sqrt(len(self.runs)))
 
     def row(self) -> dict[str, object]:
-        """Read back by ``sample``."""
+        """Return the sample as a JSON object, which :func:`sample` parses."""
         names = ("name", "stream", "kernel", "dtype", "flops", "bytes", "rows", "launches")
         op: dict[str, object] = {name: getattr(self.op, name) for name in names}
         op["bytes"] = dict(self.op.bytes)
@@ -94,31 +108,31 @@ def sample(row: Mapping[str, Any]) -> Sample:
 
 
 class Log(Journal[Sample]):
-    """Samples on disk, benchmark by benchmark."""
+    """A file of samples, written benchmark by benchmark."""
 
     def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         super().__init__(path, {"samples": SAMPLES_VERSION, **header}, Sample.row, sample)
 
 
 def read_samples(path: Path) -> tuple[dict[str, object], list[Sample]]:
-    """Read a log: its header, and the samples of its finished benchmarks.
+    """Read a file of samples: its header, and the samples of its finished benchmarks.
 
     Parameters
     ----------
     path
-        The file.
+        A file that ``kvsim calibrate`` wrote.
 
     Returns
     -------
     header : dict
-        What ran where.
+        Description of the measured machine and software.
     samples : list of Sample
         The samples of all finished benchmarks.
 
     Raises
     ------
     InputError
-        If it cannot be read, or is no log.
+        If it cannot be read, or is no such file.
     """
     text = read_bytes(path, SAMPLES_FILE)
     try:

@@ -121,7 +121,23 @@ KEY_RANGES = {
 
 @frozen
 class Known:
-    """A number, and how well the samples tell it."""
+    """A fitted number of a machine, and how well its samples determine it.
+
+    Attributes
+    ----------
+    value
+        The number, in the unit of its key.
+    error
+        Relative standard error; infinite if the samples do not determine the number.
+    residual
+        Median of the samples' absolute relative residuals.
+    samples
+        Number of samples in the fit.
+    benchmark
+        Benchmark that the samples are of.
+    confused
+        Keys of numbers whose effects the samples cannot separate from this one's.
+    """
 
     value: float
     error: float  # standard error, relative; infinite where the samples do not tell
@@ -132,7 +148,7 @@ class Known:
 
     @property
     def identified(self) -> bool:
-        """Whether three standard errors are within 5 %."""
+        """Whether three standard errors are within 5 % of the number."""
         return self.error <= MAX_CERTAIN_ERROR
 
     @property
@@ -142,7 +158,13 @@ class Known:
 
 
 class Solver:
-    """A machine's numbers as solved so far; each step solves more of them from samples."""
+    """Solves for a machine's numbers step by step; each step builds on the ones before.
+
+    Parameters
+    ----------
+    samples
+        Samples of all finished benchmarks.
+    """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
@@ -156,24 +178,25 @@ class Solver:
         self.rates: dict[str, Known] = {}
 
     def as_run(self, samples: list[Sample], keys: Sequence[str]) -> dict[str, Known]:
-        """Fit a kernel class to its own benchmark, at the level that real runs show.
+        """Fit a kernel class to its own benchmark, corrected by what real runs show.
 
-        Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
-        floor is that of the runs, and its rates are the kernel's times a share of them. On a GPU
-        runs are timed as their kernels, whose rates the benchmark tells better: their ops are few
-        and small. So are all that a busy machine leaves time for.
+        An op of a technique does more than its kernel: it appends, looks up and allocates. On a
+        CPU, the class's floor is therefore fitted to the ops of real runs, and its rates are those
+        of the kernel alone times one common factor, which is fitted to the runs too. On a GPU the
+        runs time kernels themselves, and their ops are few and small, so that only the floor is
+        taken from them; likewise where there are too few runs.
 
         Parameters
         ----------
         samples
-            The class's kernels alone, and its ops in real runs.
+            Samples of the class's kernels alone, and of its ops in real runs.
         keys
-            The numbers to fit.
+            Keys of the numbers to fit.
 
         Returns
         -------
         dict of Known
-            The numbers by key.
+            The fitted numbers by key.
         """
         alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
         runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
@@ -212,7 +235,7 @@ class Solver:
         return found | {floor: again[floor]}
 
     def all_of(self, kernel: str, benchmark: str) -> list[Sample]:
-        """Select a class's kernels alone, and its ops in real runs.
+        """Select the samples of a kernel class, from its own benchmark and from real runs.
 
         Parameters
         ----------
@@ -224,7 +247,7 @@ class Solver:
         Returns
         -------
         list of Sample
-            The samples, without those of sampling and of what no op accounts for.
+            The samples, without those of sampling and those of time that no op accounts for.
         """
         here = [
             s for s in self.select(benchmark) + self.select(RUNS_BENCHMARK) if s.op.kernel == kernel
@@ -253,12 +276,12 @@ class Solver:
         ]
 
     def copies_beside(self, sample: Sample) -> bool:
-        """Tell whether copies over the link run beside an op of a real run.
+        """Tell whether the technique of a real run copies between host and GPU while its ops run.
 
         Parameters
         ----------
         sample
-            Its sample.
+            A sample of the run.
         """
         return technique_of(str(sample.case["technique"])).uses_host(self.d)
 
@@ -389,19 +412,24 @@ class Solver:
         )
 
     def adopt(self) -> None:
-        """What is known by now holds for everything that follows."""
+        """Update the machine with all numbers that are known so far, for the steps that follow."""
         known = self.hardware | self.stack
         self.d = self._replace_numbers({key: number.value for key, number in known.items()})
 
 
 @cache
 def technique_of(notation: str) -> Technique:
-    """Parse the technique of a sample; each notation once.
+    """Parse the technique of a sample; equal notations give the same object.
 
     Parameters
     ----------
     notation
-        As on the command line: a name, and its settings after a colon.
+        Technique as on the command line: a name, and its settings after a colon.
+
+    Returns
+    -------
+    Technique
+        The technique.
     """
     return parse(notation)
 

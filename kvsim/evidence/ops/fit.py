@@ -261,7 +261,22 @@ WHY = {
 
 @frozen
 class ClassFit:
-    """One kernel class fitted to its rows."""
+    """Numbers of one kernel class, fitted to its measured operators.
+
+    Attributes
+    ----------
+    name
+        Kernel class; "sums" for all-reduces between GPUs.
+    rows
+        The measured operators.
+    fit
+        The fitted numbers with their errors.
+    fixed
+        Numbers that were set without fitting, by key of the stack file.
+    held_out
+        Predicted time of each operator by a fit without operators of its shape; NaN if nothing was
+        held out. (n,) [s]
+    """
 
     name: str  # kernel class, or "sums"
     rows: OpRows

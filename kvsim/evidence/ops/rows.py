@@ -65,7 +65,23 @@ Group = dict[tuple[float, ...], tuple[float, str, str]]
 
 @frozen
 class OpRows:
-    """Rows of one kind of op in one number format, one element per row."""
+    """Measured operators of one kind in one number format.
+
+    Attributes
+    ----------
+    kind
+        Kind of operator, a key of ``KINDS``.
+    dtype
+        Number format of the weights, or of the cache for attention.
+    shape
+        Sizes that describe the operator, by name. (n,) each
+    took
+        Measured times. (n,) [s]
+    lines
+        File and line of each measurement.
+    version
+        Newest version of the engine among the measurements.
+    """
 
     kind: str
     dtype: str
@@ -97,7 +113,23 @@ class OpRows:
 
 @frozen
 class OpTable:
-    """What files hold of one engine on one device."""
+    """Measured operators of one engine on one device.
+
+    Attributes
+    ----------
+    device
+        Name of the GPU's profile.
+    engine
+        Name of the engine.
+    version
+        Newest version of the engine among the measurements.
+    rows
+        The measurements, by kind of operator and number format.
+    rejected
+        Number of rows that were left out, by reason.
+    sources
+        Where the measurements come from, as the tables say.
+    """
 
     device: str
     engine: str
@@ -114,12 +146,29 @@ def read_ops(
     version: str | None = None,
     l2: float = 0.0,
 ) -> OpTable:
-    """Rows of one engine on one GPU, those that are no evidence counted by reason.
+    """Read the measured operators of one engine on one GPU from CSV files.
+
+    Rows that cannot be used, such as those that are faster than the memory allows, are counted by
+    reason and left out.
 
     Parameters
     ----------
-    version : of the engine; by default the newest that each kind of op has.
-    l2 : cache of the GPU, to tell rows that stay in it where no column l2 does. [B]
+    files
+        The CSV files.
+    engine
+        Name of the engine, as the tables have it.
+    hardware
+        The GPU.
+    version
+        Version of the engine; None for the newest one that each kind of operator has.
+    l2
+        Size of the GPU's L2 cache, by which rows that stay in the cache are recognised if the table
+        has no column ``l2``; 0 if it is not known. [B]
+
+    Returns
+    -------
+    OpTable
+        The measurements that can be used.
 
     Raises
     ------
