@@ -95,9 +95,9 @@ def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> f
 def query_key_pairs(
     deployment: Deployment, point: Point, limit: Number | None, scored: bool = False
 ) -> Number:
-    """Count query-key pairs per head and sequence.
+    """Count the query-key pairs that attention computes, per head and sequence.
 
-    Causal, but where scores leave the chip the masked half is computed too.
+    Attention is causal; if the scores leave the chip, the masked half is computed as well.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def query_key_pairs(
     point
         The pass, or arrays of passes.
     limit
-        Keys that a query sees at most; None for all. [tokens]
+        Most keys that a query attends to; None for all. [tokens]
     scored
         Whether a technique needs the scores of the prompt.
 
@@ -301,11 +301,11 @@ def _walks(deployment: Deployment, point: Point) -> bool:
 
 
 def last_wave(deployment: Deployment, point: Point, shares: Kernel) -> Number:
-    """Compute how much longer decode attention takes as its last blocks leave the GPU half empty.
+    """Compute by how much decode attention slows down because its last blocks do not fill the GPU.
 
-    FlashAttention 2 gives each sequence and KV head a block of its own once these fill ``FILLED``
-    of the GPU, and splits caches over more blocks below that [1]_. Several new tokens take one
-    block per query head.
+    FlashAttention 2 gives each sequence and KV head one block once these fill the share ``FILLED``
+    of the GPU, and divides caches among more blocks below that [1]_. If a pass has several new
+    tokens per sequence, each query head has a block.
 
     Parameters
     ----------
@@ -314,16 +314,17 @@ def last_wave(deployment: Deployment, point: Point, shares: Kernel) -> Number:
     point
         The decoding pass, or arrays of passes.
     shares
-        Kernel class with the blocks of a multiprocessor.
+        Kernel class, with the number of blocks that a multiprocessor runs at once.
 
     Returns
     -------
     Number
-        A factor of at least 1.
+        Factor on the time, at least 1.
 
     References
     ----------
-    .. [1] Dao-AILab/flash-attention 2, ``num_splits_heuristic`` in csrc/flash_attn/flash_api.cpp.
+    .. [1] Dao-AILab/flash-attention 2, ``num_splits_heuristic`` in csrc/flash_attn/flash_api.cpp,
+       https://github.com/Dao-AILab/flash-attention
     """
     m, slots = deployment.shard, shares.unit_blocks * deployment.hardware.units
     if not slots or m.latent:
@@ -468,10 +469,10 @@ def _latent(
 
 
 def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op]:
-    """Score the cached tokens for every query and choose the best of them.
+    """Return the ops of an indexer, which scores cached tokens for every query and selects some.
 
-    Every head's scores are rectified, weighted and summed in the kernel, so that one number per
-    pair leaves it. Keys are as many on every shard: the indexer is not split.
+    The kernel applies a ReLU to the scores of every head, weights and sums them, and so writes one
+    number per query-key pair. The indexer is replicated on all tensor-parallel GPUs.
 
     Parameters
     ----------
@@ -484,12 +485,13 @@ def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op
 
     Returns
     -------
-    list[Op]
-        The scoring kernel and the selection; empty for a model without an indexer.
+    list of Op
+        The scoring kernel and the selection; none for a model without an indexer.
 
     References
     ----------
-    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1, equation 1.
+    .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1, equation 1,
+       https://arxiv.org/abs/2512.02556
     """
     m = deployment.shard
     chooser = m.indexer

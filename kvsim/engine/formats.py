@@ -63,11 +63,10 @@ def compression_ratio(
 
 
 def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Number = 1) -> Number:
-    """Count the parameters of channelwise K and channel-separable tokenwise V.
+    """Count the quantisation parameters of channelwise keys and channel-separable tokenwise values.
 
-    Two per channel of K, one per channel of V, two per token of V (ZipCache, section 4.1).
-    Channels have theirs in each of the ``sets`` of tokens packed together: at one precision, at
-    one time (algorithms 1 to 3).
+    There are two per channel of K, one per channel of V and two per token of V [1]_. Tokens that
+    are packed together, at one precision and one time, share the parameters of channels.
 
     Parameters
     ----------
@@ -78,20 +77,24 @@ def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Num
     tokens
         Cached tokens per sequence. [tokens]
     sets
-        Sets of tokens packed together, each with channel parameters of its own.
+        Number of sets of tokens that were packed together.
 
     Returns
     -------
     Number
         Quantisation parameters of one layer. [numbers]
+
+    References
+    ----------
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, section 4.1, https://arxiv.org/abs/2405.14256
     """
     return 3 * width * sets + 2 * batch * tokens
 
 
 def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
-    """Count the parameters of ZipCache's two precisions, as its tables 3, A and B do.
+    """Count the quantisation parameters of ZipCache's two precisions, as in its tables [1]_.
 
-    Algorithms 1 and 2 make others: those of ``separable_parameters`` in two sets.
+    The algorithms of the same paper need others: those of ``separable_parameters`` in two sets.
 
     Parameters
     ----------
@@ -106,6 +109,10 @@ def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
     -------
     Number
         Quantisation parameters of one layer. [numbers]
+
+    References
+    ----------
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, tables 3, A and B, https://arxiv.org/abs/2405.14256
     """
     return 4 * width + 4 * batch * tokens
 
@@ -386,26 +393,24 @@ FP16 = Format()
 
 
 def averaged(bits: Number) -> Format:
-    """Represent mixed precisions by the one format that a kernel sees.
-
-    Scales are in ``bits`` or counted apart.
+    """Create a format with an average width, for numbers that are stored at several precisions.
 
     Parameters
     ----------
     bits
-        Average width of a stored number; the widest counts where it is an array. [bit]
+        Average width of a stored number, or an array of which the largest element counts. [bit]
 
     Returns
     -------
     Format
-        Fp16 if nothing is packed, else a format without scales of its own.
+        Fp16 for 16 bits; otherwise a format whose scales are counted elsewhere.
     """
     widest = float(np.max(np.asarray(bits)))
     return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
 def kivi(bits: float, group: float, residual: int, late: bool = False) -> Format:
-    """Create KIVI's format: keys packed in blocks, values one token at a time.
+    """Create KIVI's format: keys packed in blocks, values packed token by token [1]_.
 
     Parameters
     ----------
@@ -414,9 +419,18 @@ def kivi(bits: float, group: float, residual: int, late: bool = False) -> Format
     group
         Numbers that share one scale and zero point.
     residual
-        Tokens of a block of keys, and of the values' tail in fp16. [tokens]
+        Tokens of a block of keys, and newest values that stay in fp16. [tokens]
     late
         Whether a pass reads its own tokens in fp16 and packs them after attention.
+
+    Returns
+    -------
+    Format
+        The format.
+
+    References
+    ----------
+    .. [1] Z. Liu et al., "KIVI", ICML 2024, https://arxiv.org/abs/2402.02750
     """
     if bits == 16 or residual == 0:
         return Format(bits, np.inf if bits == 16 else group, late=late)

@@ -140,10 +140,11 @@ def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) ->
 def unpacking(
     deployment: Deployment, stored: WeightFormat, weights: Number, rows: Number
 ) -> Number:
-    """Compute the time to widen packed weights that loading them does not hide.
+    """Compute the time to widen packed weights that is not hidden by loading them.
 
-    In the product's kernel that is arithmetic; software that widens them before moves them again,
-    all of it in every product or in those of many rows.
+    Kernels that widen weights in registers take time for arithmetic. Software that widens them
+    before the product moves them through memory once more, either always or for products of many
+    rows.
 
     Parameters
     ----------
@@ -152,14 +153,14 @@ def unpacking(
     stored
         Format of the weights.
     weights
-        Numbers of the matrix.
+        Number of weights in the matrix.
     rows
         Rows of the product.
 
     Returns
     -------
     Number
-        Zero for 16-bit weights and for those computed in their own format. [s]
+        Zero for 16-bit weights, and for formats in which products are computed directly. [s]
     """
     if stored.bits == 16 or stored.dtype != "fp16":
         return 0.0
@@ -370,19 +371,19 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
 
 
 def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
-    """Return the op of the offloading runtime's fixed time per layer.
+    """Return the op that represents the fixed time of the offloading runtime in a layer.
 
     Parameters
     ----------
     deployment
         Model, machine and software stack; the stack holds the measured time.
     share
-        Share of the layer's cache in host memory, from 0 to 1; at 0 no time is charged.
+        Share of the layer's cache that is in host memory; at 0 the op takes no time.
 
     Returns
     -------
     list of Op
-        One op, or none if the stack has no such time.
+        One op; none if the stack has no such time.
     """
     times, away = deployment.stack.offload, np.asarray(share) > 0
     if not times.layer and not times.host:
@@ -459,9 +460,7 @@ def quantise(
     name: str = "quantise",
     every: float = 1.0,
 ) -> list[Op]:
-    """Read keys and values in fp16 and write them packed, or the reverse.
-
-    What is done once in ``every`` steps is charged evenly over them.
+    """Return the op that reads keys and values in fp16 and writes them packed, or the reverse.
 
     Parameters
     ----------
@@ -472,14 +471,14 @@ def quantise(
     stored
         The packed format.
     name
-        Name of the op; one that begins with "de" widens.
+        Name of the op; names that begin with "de" are for the reverse direction.
     every
-        Steps between two times that it is done.
+        Number of steps in which the work is done once; each step is charged an equal share.
 
     Returns
     -------
-    list[Op]
-        One kernel; nothing for fp16.
+    list of Op
+        One kernel; none for fp16.
     """
     if not stored.packs:
         return []
@@ -497,7 +496,10 @@ def quantise(
 def pack_prompt(
     deployment: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
 ) -> list[Op]:
-    """Read in fp16 and write packed what a pass adds to the packed part of each prompt.
+    """Return the op that packs the tokens of prompts which a pass has read.
+
+    It packs what the pass adds to the packed part of each prompt; formats may keep the latest
+    tokens in fp16.
 
     Parameters
     ----------
@@ -508,14 +510,14 @@ def pack_prompt(
     tokens
         Tokens of each prompt up to the end of the pass. [tokens]
     stored
-        The packed format; it may keep the latest tokens in fp16.
+        The packed format.
     before
-        Of these the tokens that earlier passes have read. [tokens]
+        Tokens of each prompt that earlier passes have read. [tokens]
 
     Returns
     -------
     list of Op
-        One kernel; nothing for fp16.
+        One kernel; none for fp16.
     """
     if not stored.packs:
         return []
@@ -637,11 +639,12 @@ def _quickest_sum(
 def exchange_tokens(
     deployment: Deployment, name: str, tokens: Number, ranks: Number | None = None
 ) -> list[Op]:
-    """Send hidden states from data-parallel ranks to the GPUs that have a token's experts.
+    """Return the op that sends hidden states from data-parallel ranks to the GPUs of their experts.
 
-    A GPU takes in each routed copy for its experts, and no token more than once: where every GPU
-    has a part of every expert that is an all-gather. Between nodes a token goes once to each, over
-    all of a node's ports, and NVLink spreads it there. The way back is as long.
+    A GPU receives each token that is routed to one of its experts, and no token more than once; if
+    every GPU holds a part of every expert, this is an all-gather. Between nodes, a token is sent
+    once to each node over all of the node's ports, and NVLink distributes it there. The way back
+    takes as long.
 
     Parameters
     ----------
@@ -650,14 +653,15 @@ def exchange_tokens(
     name
         Name of the op.
     tokens
-        Tokens of the rank with most. [tokens]
+        Tokens of the rank that has the most. [tokens]
     ranks
-        Tokens of all ranks together, as a multiple of ``tokens``; None if all ranks have as many.
+        Tokens of all ranks together, as a multiple of ``tokens``; None if all ranks have equally
+        many.
 
     Returns
     -------
     list of Op
-        One op, of one direction; nothing on one rank.
+        One op for one direction; none on a single rank.
     """
     d = deployment
     if d.dp == 1:
@@ -679,7 +683,7 @@ def exchange_tokens(
 def output_ops(
     deployment: Deployment, point: Point, prompts: Number = 0.0, issued: Number = 0.0
 ) -> tuple[Op, ...]:
-    """Look up embeddings, and do the last norm, the LM head, sampling and the host's own work.
+    """Return the ops outside the layers of a pass: embedding, LM head, sampling, the host's work.
 
     Parameters
     ----------
@@ -688,14 +692,15 @@ def output_ops(
     point
         The pass, or arrays of passes.
     prompts
-        Number of prompts read in the same pass as a decoding batch.
+        Number of prompts that are read in the same pass as a decoding batch.
     issued
-        Time that the host takes to issue all layers, if they read a prompt. [s]
+        Time that the host takes to issue all layers of a pass that reads a prompt. [s]
 
     Returns
     -------
     tuple of Op
-        The LM head, sampling with the rest, and the server's work if it takes any time.
+        The LM head; sampling together with the embedding and the last norm; and the server's work
+        if it takes any time.
     """
     m = deployment.shard
     rows = (
@@ -718,21 +723,21 @@ def output_ops(
 
 
 def issue_seconds(deployment: Deployment, groups: Iterable[Group], tokens: Number) -> Number:
-    """Compute what the host takes to issue the layers of a pass that reads a prompt.
+    """Compute the time that the host takes to issue the layers of a pass that reads a prompt.
 
     Parameters
     ----------
     deployment
         Model, machine and software stack.
     groups
-        The layers of the pass.
+        Layers of the pass.
     tokens
         All tokens in the pass. [tokens]
 
     Returns
     -------
     Number
-        Zero where the pass is replayed as a graph. [s]
+        Zero if the pass is replayed as a graph. [s]
     """
     time = deployment.stack.time
     if not time.issue:

@@ -37,29 +37,30 @@ CLOCK_TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
 
 @dataclass
 class State:
-    """Clocks and pending dependencies of a timeline while it is played. All times in [s].
+    """Clocks and pending dependencies of a timeline while it is played.
 
     Attributes
     ----------
     streams
-        When each stream is next idle, by name.
+        Time at which each stream becomes idle, by name. [s]
     host
-        When the host is next idle.
+        Time at which the host becomes idle. [s]
     late
-        Whether the host may be behind the GPU's clock.
+        Whether the host may have to catch up with the GPU.
     ends
-        Ends of ops in each of the latest three layers, by op; newest last.
+        Ends of ops in each of the latest three layers, by name of the op; newest layer last. [s]
     issued
-        Ends of ops issued a layer early that no op has waited for yet.
+        Ends of ops that were issued one layer early and that no op has waited for yet. [s]
     loads
-        For each op issued early, the ends of the ops in the latest layers with it; newest last.
+        For each op that is issued early, the ends of the ops in the latest layers that have it;
+        newest layer last. [s]
     """
 
     streams: dict[str, Number]
     host: Number = 0.0
     late: bool = False  # whether the host may be behind the GPU's clock
-    ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])  # newest last
-    issued: dict[str, Number] = field(default_factory=dict)  # ends of early ops not yet used
+    ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])
+    issued: dict[str, Number] = field(default_factory=dict)
     loads: dict[str, list[dict[str, Number]]] = field(default_factory=dict)
     """By early op, ends in the latest layers that have it, newest last."""
 
@@ -99,7 +100,7 @@ class State:
         return [{k: v for k, v in ends.items() if k in lagged} for ends in self.ends]
 
     def enter(self, arrived: dict[str, Number], lagged: set[str]) -> None:
-        """Begin a layer; of the layer before it only the ends that later layers need are kept.
+        """Begin a layer, and drop ends of the previous layer for which no later layer waits.
 
         Parameters
         ----------
@@ -112,7 +113,7 @@ class State:
         self.ends = [self.ends[-2], newest, arrived]
 
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
-        """Record the ends of a layer that has been played, under its ops that were issued early.
+        """Record the ends of the layer just played, for its ops that were issued early.
 
         Parameters
         ----------
@@ -126,7 +127,7 @@ class State:
             self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
     def shift(self, by: Number, host: Number, lagged: set[str], busy: Collection[str]) -> None:
-        """Advance the clocks past layers that repeat and are not played.
+        """Advance all clocks past layers that repeat and are therefore not played.
 
         Parameters
         ----------
@@ -135,7 +136,7 @@ class State:
         host
             Time added to the host's clock. [s]
         lagged
-            Names of ops for which later layers wait; only their ends are kept.
+            Names of ops for which later layers wait; the ends of other ops are dropped.
         busy
             Streams that the skipped layers use.
         """
@@ -150,7 +151,16 @@ class State:
 
 
 class History:
-    """Ends of one op in every layer of a step; those of layers that were skipped are computed."""
+    """Ends of one op in every layer of a step; those in skipped layers are extrapolated.
+
+    Attributes
+    ----------
+    values
+        End of the op by index of the layer, for layers that were played. [s]
+    jumps
+        Layers that were skipped, the number of layers that repeat, and the time of one repetition.
+        [s]
+    """
 
     def __init__(self) -> None:
         self.values: dict[int, Number] = {}
@@ -186,7 +196,7 @@ class History:
 
 @frozen
 class Timed:
-    """An op with its durations, computed once per step.
+    """An op with its durations, which are computed once per step.
 
     Attributes
     ----------
@@ -195,20 +205,21 @@ class Timed:
     duration
         Time on its stream. [s]
     active
-        Whether it has work, by operating point.
+        Whether the op has work, by operating point.
     waits
-        For each op it waits for: the name, how many layers back, and whether in the previous step.
+        For each op that it waits for: the name, the number of layers back, and whether it is an op
+        of the previous step.
     host
-        Time the host takes to issue it. [s]
+        Time that the host takes to issue it. [s]
     lead
-        Delay from when the host begins to issue it until it can start on an idle stream. [s]
+        Time from when the host begins to issue it until it can start on an idle stream. [s]
     """
 
     op: Op
     duration: Number
-    active: NDArray[np.bool] | bool  # where it has work
-    waits: tuple[tuple[str, int, bool], ...]  # op name, layers back, in the previous step
-    host: Number  # time of the host to issue it [s]
+    active: NDArray[np.bool] | bool
+    waits: tuple[tuple[str, int, bool], ...]
+    host: Number
     lead: Number  # from the host's turn to it until it starts, if nothing else holds it up [s]
 
 
@@ -229,17 +240,19 @@ def unique_layers(layers: list[list[Timed]]) -> list[list[Timed]]:
 
 
 def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
-    """Find the next layer that has each early op, for every layer, around the end.
+    """Find, for each layer, the next layer that has each of the ops that are issued early.
+
+    After the last layer the search goes on at the first one, which belongs to the next step.
 
     Parameters
     ----------
     early
-        Names of the early ops of every layer.
+        Names of the ops issued early, by layer.
 
     Returns
     -------
-    list[dict[str, int]]
-        For every layer, the next layer's index by op name.
+    list of dict
+        For each layer, the index of the next such layer by name of the op.
     """
     found: list[dict[str, int]] = [{} for _ in early]
     if not any(early):
@@ -252,17 +265,17 @@ def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 
 def join_ops(first: Timed, then: Timed) -> Timed:
-    """Join two ops that run back to back into one; only the second may have ops that wait for it.
+    """Join two ops that run one right after the other into a single op.
 
-    Where the first ends before the host has issued the second, the gap is put before both: the
-    end is the same, and a later start of the first uses up the gap as it would in between.
+    No op may wait for the first one. If the first one ends before the host has issued the second
+    one, the pause is moved in front of both, which leaves the end of the second one unchanged.
 
     Parameters
     ----------
     first
         The op that runs first.
     then
-        The op that follows it at once.
+        The op that follows it.
 
     Returns
     -------
@@ -278,17 +291,17 @@ def join_ops(first: Timed, then: Timed) -> Timed:
 
 
 def parse_wait(text: str) -> tuple[str, int, bool]:
-    """Parse "attn", "attn@-2" or "topk@step-1".
+    """Parse a dependency: "attn", "attn@-2" (two layers back) or "topk@step-1" (previous step).
 
     Parameters
     ----------
     text
-        What an op waits for.
+        Name of the awaited op, with a lag.
 
     Returns
     -------
-    tuple[str, int, bool]
-        Name of the op, layers back, and whether it is one of the step before.
+    tuple of str, int and bool
+        Name of the op, number of layers back, and whether it is an op of the previous step.
     """
     name, _, lag = text.partition("@")
     return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
@@ -453,17 +466,18 @@ NOTHING: tuple[Number, ...] = ()
 
 
 class Timeline(PreparedStep):
-    """A step's ops, played one after another on their streams."""
+    """Plays the ops of a step on their streams."""
 
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
-        """Play some steps from idle.
+        """Play consecutive steps, beginning with an idle machine.
 
         Parameters
         ----------
         steps
             Number of steps.
         endless
-            Whether a further step follows the last one, whose early ops the last one then issues.
+            Whether another step follows the last one, so that the last one issues that step's first
+            loads.
 
         Returns
         -------
@@ -699,11 +713,10 @@ def makespan(step: Step, deployment: Deployment) -> Number:
 def steady_seconds(
     step: Step, deployment: Deployment, duration: Callable[[Op, Deployment], Number] = seconds
 ) -> Number:
-    """Compute the time that each further step adds when steps follow one another.
+    """Compute the time per step when equal steps follow one another.
 
-    Two steps less one, a third about to follow, but never less than the work of the busiest
-    stream: a copy stream that falls behind delays no op within two steps, yet every op in the
-    long run.
+    It is the difference between two steps and one, but at least the work of the busiest stream: a
+    copy stream that falls behind delays no op within two steps, but does so in the long run.
 
     Parameters
     ----------
@@ -712,7 +725,7 @@ def steady_seconds(
     deployment
         Model, machine and software stack.
     duration
-        Duration of an op. [s]
+        Function that returns the duration of an op. [s]
 
     Returns
     -------
@@ -754,10 +767,10 @@ def minimum_layer_seconds(
     deployment: Deployment,
     duration: Callable[[Op, Deployment], Number] = seconds,
 ) -> Number:
-    """Compute the GPU time that one layer adds at least, wherever it stands.
+    """Compute a lower bound of the GPU time that a layer adds, whatever its neighbours are.
 
-    What may run before the layer begins costs nothing here: prefetches, and copies that wait for
-    nothing of this layer; so do launches, which the host may issue early.
+    Work that may run before the layer begins is not counted: prefetches, copies that wait for
+    nothing in this layer, and launches, which the host may issue early.
 
     Parameters
     ----------
@@ -766,7 +779,7 @@ def minimum_layer_seconds(
     deployment
         Model, machine and software stack.
     duration
-        Duration of an op. [s]
+        Function that returns the duration of an op. [s]
 
     Returns
     -------
@@ -814,7 +827,7 @@ def _sequential_seconds(
 
 @frozen
 class OpSpan:
-    """The time in which one op runs.
+    """Begin and end of one op.
 
     Attributes
     ----------
@@ -823,7 +836,7 @@ class OpSpan:
     name
         Name of the op.
     begin, end
-        From the start of the timeline or step. [s]
+        Times from the start of the step. [s]
     """
 
     stream: str
@@ -833,9 +846,7 @@ class OpSpan:
 
 
 def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
-    """Find when each op of one of many equal steps runs.
-
-    Every layer is played, so that each op is seen.
+    """Compute when each op runs in one of many equal steps that follow one another.
 
     Parameters
     ----------
@@ -846,8 +857,9 @@ def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
 
     Returns
     -------
-    list[OpSpan]
-        Begin and end of every op; one that began in the step before begins below 0. [s]
+    list of OpSpan
+        Begin and end of every op of every layer; an op that begins in the previous step has a
+        negative begin. [s]
     """
     timeline = RecordedTimeline(step, deployment)
     _, ends = timeline.play(2, endless=True)
@@ -860,19 +872,19 @@ def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
 
 
 def copy_overlap(found: Iterable[OpSpan], stream: str = "gpu") -> float:
-    """Compute the share of all copies' time that runs while a stream works.
+    """Compute the share of the time of all copies during which a stream works.
 
     Parameters
     ----------
     found
-        Ops of a step, as `op_spans` returns them.
+        Ops of a step, as ``op_spans`` returns them.
     stream
         Name of the stream.
 
     Returns
     -------
     float
-        NaN without copies.
+        Share from 0 to 1; NaN if there are no copies.
     """
     every = list(found)
     busy = [s for s in every if s.stream == stream]

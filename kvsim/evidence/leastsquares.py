@@ -108,9 +108,7 @@ class Fit:
     """
 
     values: dict[str, float]
-    errors: dict[
-        str, float
-    ]  # infinite where the rows do not tell; NaN where there are no spare rows
+    errors: dict[str, float]
     residuals: Array
     confused: tuple[tuple[str, str], ...]
 

@@ -198,7 +198,7 @@ class HostLayers:
                 yield "experts" if i in self.experts and shape.routed else ""
 
     def place(self, model: Model) -> Model:
-        """Mark in a model's layers which weights are in host memory.
+        """Mark the layers of a model whose weights are in host memory.
 
         Parameters
         ----------
@@ -590,11 +590,10 @@ def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
 
 
 def basis(deployment: Deployment) -> dict[str, str]:
-    """Find the weakest basis of a prediction, and the error known for it.
+    """Describe what a prediction is based on, by its weakest part, and the error known for it.
 
-    ``calibrated``: the hardware was measured and the stack fitted to runs on it.
-    ``carried over``: the stack's numbers were measured on other cards or read from its code.
-    ``datasheet``: peak rates.
+    "calibrated": the hardware was measured and the stack was fitted to runs on it. "carried over":
+    the stack's numbers were measured on other cards or read from its code. "datasheet": peak rates.
 
     Parameters
     ----------
@@ -604,7 +603,7 @@ def basis(deployment: Deployment) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The ``kind``, and texts on the error and the source.
+        The ``kind``, one of these, and texts on the error and the sources.
     """
     stack, hardware = deployment.stack, deployment.hardware
     fitted = stack.basis == "calibrated" and hardware.basis == "measured"

@@ -50,25 +50,25 @@ STEPS = 4  # of Newton's method, of which three are enough
 
 
 def left_idle(share: Number, tokens: Number, popularity: float) -> Number:
-    """Compute the probability that tokens leave an expert idle.
+    """Compute the probability that no token of a pass is routed to an expert.
 
-    A token calls for an expert with a rate that is as often near one size as near another between
-    that of the least popular expert and of the most popular one.
+    Rates at which experts are chosen are distributed log-uniformly between those of the least and
+    the most popular expert.
 
     Parameters
     ----------
     share
-        Experts that a token calls for over those there are.
+        Experts per token, divided by all experts.
     tokens
-        Tokens that choose.
+        Number of tokens that are routed.
     popularity
-        Times as often as the least popular expert the most popular one is chosen; 1 if routing is
-        uniform.
+        Rate of the most popular expert divided by that of the least popular one; 1 for uniform
+        routing.
 
     Returns
     -------
     Number
-        For an expert taken at random.
+        Probability for an expert taken at random, from 0 to 1.
     """
     if popularity <= 1.0:
         return (1.0 - share) ** tokens
@@ -163,12 +163,24 @@ class Parallelism:
             )
 
     def words(self) -> str:
-        """Write the degrees as options, as ``tp 4, pp 2``; empty on one GPU."""
+        """Describe the degrees above 1.
+
+        Returns
+        -------
+        str
+            For example "tp 4, pp 2"; empty on one GPU.
+        """
         given = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
         return ", ".join(f"{name} {value}" for name, value in given if value > 1)
 
     def brackets(self) -> str:
-        """Write the degrees in brackets; empty where there is only tensor parallelism."""
+        """Describe the degrees in brackets.
+
+        Returns
+        -------
+        str
+            For example " (tp 4, pp 2)"; empty if there is only tensor parallelism.
+        """
         return "" if self == Parallelism(self.tp) else f" ({self.words()})"
 
     def notes(self, domain: int, skew: float = 0.0) -> Iterator[str]:

@@ -62,7 +62,7 @@ def list_prices() -> tuple[Price, ...]:
 
 
 def find_sellers(gpus: Iterable[str]) -> dict[str, dict[str, Price]]:
-    """Return the prices of each seller who offers any of some GPUs, by seller and GPU.
+    """Return the prices of every seller who offers any of some GPUs.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def find_sellers(gpus: Iterable[str]) -> dict[str, dict[str, Price]]:
     Returns
     -------
     dict
-        Sellers who offer most of the GPUs come first; of equal ones, whose prices are the most
-        recent, then whose are the lowest.
+        Price by seller and GPU. Sellers who offer more of the GPUs come first; among equals, those
+        with more recent prices, then those with lower ones.
     """
     asked, found = set(gpus), dict[str, dict[str, Price]]()
     for price in list_prices():

@@ -310,7 +310,7 @@ NOT_INHERITED = ("price.", "power.", "checked.")  # from the profile that one ex
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Names of the shipped hardware profiles."""
+    """Return the names of the GPU profiles that ship with kvsim."""
     return tuple(sorted(_files(_folder())))
 
 
@@ -341,7 +341,7 @@ def spell_engine(name: str) -> str:
 
 
 def stack_names() -> tuple[str, ...]:
-    """Names of the shipped software stacks."""
+    """Return the names of the software stacks that ship with kvsim."""
     return tuple(sorted(_files(_folder() / "stacks")))
 
 

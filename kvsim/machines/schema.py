@@ -204,33 +204,43 @@ def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value:
 
 
 def parse(file: Traversable) -> dict[str, Any]:
-    """Parse a profile's tables and entries.
+    """Parse the tables and entries of a profile.
 
     Parameters
     ----------
     file
         The TOML file.
 
+    Returns
+    -------
+    dict
+        The parsed document.
+
     Raises
     ------
     InputError
-        If it cannot be read, or is no TOML.
+        If it cannot be read, or is not TOML.
     """
     return read_toml(str(file), TOML_PROFILE)
 
 
 def keys_of(file: Traversable) -> list[str]:
-    """List the keys of a profile as ``table.key``, sound or not.
+    """List the keys of a profile as ``table.key``, valid or not.
 
     Parameters
     ----------
     file
         The TOML file.
 
+    Returns
+    -------
+    list of str
+        The keys in the order of the file.
+
     Raises
     ------
     InputError
-        If it cannot be read, or is no TOML.
+        If it cannot be read, or is not TOML.
     """
     return [key for key, _ in _leaves(parse(file))]
 
@@ -298,7 +308,7 @@ def _text(file: Traversable, key: str, value: object, choices: tuple[str, ...] |
 
 
 def entry_error(file: Traversable, key: str, value: object, expected: str) -> InputError:
-    """Create the error for an entry with an unexpected value.
+    """Create the error about an entry with an invalid value.
 
     Parameters
     ----------
@@ -307,9 +317,14 @@ def entry_error(file: Traversable, key: str, value: object, expected: str) -> In
     key
         Key of the entry.
     value
-        What it says.
+        The invalid value.
     expected
-        What it should say, in words.
+        Description of valid values.
+
+    Returns
+    -------
+    InputError
+        The error, to be raised.
     """
     return InputError(f"{display(file)}: {key} is {repr(value)[:80]}; expected {expected}")
 

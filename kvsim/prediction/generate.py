@@ -153,7 +153,7 @@ class Prediction:
 
     @property
     def load(self) -> str:
-        """How requests come: all at once (``batch``), or to clients over time (``served``)."""
+        """How requests arrive: all together ("batch"), or sent by clients over time ("served")."""
         return "batch"
 
     @property
@@ -288,13 +288,13 @@ class Prediction:
         )
 
     def passes(self) -> list[tuple[Step, float]]:
-        """Return the passes whose bottleneck stands for the prediction, at the first batch size.
+        """Return the passes that determine the bottleneck, at the first batch size.
 
         Returns
         -------
         list of tuple[Step, float]
-            Passes of a round in the middle of the generation, or the pass over the prompts if one
-            token is generated; each with the number of its repetitions.
+            Passes of a round in the middle of the generation, or the pass over the prompts if only
+            one token is generated; each with the number of its repetitions.
         """
         if self.generate == 1:
             read = prefill_point(float(self.batch[0]), self.prompt, 1)
@@ -303,7 +303,7 @@ class Prediction:
 
     @cached_property
     def middle_round(self) -> tuple[Step, ...]:
-        """The passes of a round in the middle of the generation, at the first batch."""
+        """Passes of a decoding round in the middle of the generation, at the first batch size."""
         middle = decode_point(float(self.batch[0]), self.prompt, self.generate, self.generate // 2)
         return self.technique.cycle(self.deployment, middle).steps
 

@@ -91,7 +91,10 @@ def phases(
 def served_buffers(
     technique: Technique, deployment: Deployment, batch: Number, prompt: Number, generate: Number
 ) -> Buffers:
-    """Compute each buffer at its largest: sequences at full length, a group of prompts read.
+    """Compute the peak size of each buffer while a server decodes and reads prompts together.
+
+    All sequences have their full length while a group of prompts is read; a group is as many
+    prompts as the technique divides a batch into parts.
 
     Parameters
     ----------
@@ -109,7 +112,7 @@ def served_buffers(
     Returns
     -------
     Buffers
-        A group is as many prompts as the technique's batch has parts. [B]
+        Resident bytes by memory tier and buffer name. [B]
     """
     read = _reading(technique, deployment, prompt, generate)
     return _served(technique, deployment, batch, prompt, generate, read)
@@ -168,7 +171,7 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
 
 
 def weights_bytes(buffers: Buffers) -> float:
-    """Return the weights and embeddings on one GPU, those of a draft model too.
+    """Return the size of the weights and embeddings on one GPU, including those of a draft model.
 
     Parameters
     ----------
@@ -178,7 +181,7 @@ def weights_bytes(buffers: Buffers) -> float:
     Returns
     -------
     float
-        Largest over all points. [B]
+        Size; the largest if the buffers are arrays over several points. [B]
     """
     return float(np.max(held_beside(buffers)[0]))
 

@@ -32,7 +32,7 @@ MAX_PROMPT = 2**24  # prompt beyond which no question is expected [tokens]
 
 @frozen
 class KvPool:
-    """The memory of one GPU left for caches after weights, workspace and context.
+    """Memory of one GPU that is left for caches after weights, workspace and context.
 
     Attributes
     ----------
@@ -41,11 +41,12 @@ class KvPool:
     bytes
         Memory for caches. [B]
     tokens
-        Cached tokens that fit, if all sequences have the given length. [tokens]
+        Cached tokens that fit if all sequences have the given length. [tokens]
     length
         Prompt and generated tokens of one sequence. [tokens]
     kept
-        Tokens of a sequence that stay in its cache, the mean over layers. [tokens]
+        Tokens of one sequence that the technique keeps in its cache, as a mean over the layers.
+        [tokens]
     """
 
     share: float

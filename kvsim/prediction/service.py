@@ -17,12 +17,12 @@ from kvsim.prediction.memory import decode_point, largest_batch, prefill_point, 
 
 
 class Service(Prediction):
-    """The steady state of one technique with a constant number of running sequences.
+    """Steady state of a server with a constant number of running sequences.
 
-    ``batch`` holds numbers of running sequences. The time to the first token is that of a request
-    which starts at once: it waits for the decoding round in progress, then its prompt is read. The
-    time per token contains the prompts of other sequences that are read meanwhile, one each per
-    generation. Techniques that divide a batch into parts read one prompt per part together.
+    ``batch`` holds numbers of running sequences. TTFT is that of a request that can start at once:
+    it waits for the decoding round in progress, and then its prompt is read. TPOT includes the
+    reading of other sequences' prompts, of which there is one per running sequence and generation.
+    A technique that divides a batch into parts reads one prompt for each part at a time.
     """
 
     @property

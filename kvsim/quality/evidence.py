@@ -94,7 +94,13 @@ class Pooled:
     source: str
 
     def line(self) -> str:
-        """Format the record as a line of the CSV table."""
+        """Format the record as a line of the CSV table.
+
+        Returns
+        -------
+        str
+            Cells in the order of the attributes, separated by commas.
+        """
         cells = [getattr(self, f.name) for f in fields(self)]
         text = [f"{x:.5f}" if isinstance(x, float) else str(x) for x in cells]
         return ",".join(f'"{x}"' if "," in x else x for x in text)

@@ -160,7 +160,7 @@ def write(path: Path, found: LayerLosses) -> None:
 
 
 def is_one(given: object) -> bool:
-    """Tell whether the content of a file is a profile of layer losses.
+    """Tell whether a parsed file holds losses of layers.
 
     Parameters
     ----------
@@ -181,13 +181,23 @@ def load(path: Path) -> LayerLosses:
     Parameters
     ----------
     path
-        A file that `write` wrote.
+        A file that :func:`write` wrote.
+
+    Returns
+    -------
+    LayerLosses
+        The losses.
+
+    Raises
+    ------
+    InputError
+        If the file holds something else.
     """
     return parse_losses(read_json(path, ATTENTION_FILE), path)
 
 
 def parse_losses(given: Any, path: Path) -> LayerLosses:
-    """Parse the losses that a file holds.
+    """Parse the losses of layers that a file holds.
 
     Parameters
     ----------
@@ -196,10 +206,15 @@ def parse_losses(given: Any, path: Path) -> LayerLosses:
     path
         Path of the file, for messages.
 
+    Returns
+    -------
+    LayerLosses
+        The losses.
+
     Raises
     ------
     InputError
-        If the file is something else.
+        If the file holds something else.
     """
     if not is_one(given):
         raise InputError(f'{path}: expected a JSON object with "format": "{LAYER_LOSSES_FORMAT}"')
@@ -305,10 +320,11 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
 
 
 def offered(losses: LayerLosses) -> Mapping[Technique, Evidence]:
-    """Return the best assignment for every mean width, with its predicted loss.
+    """Return the assignments of widths that a plan may choose from, with their predicted losses.
 
-    A KL divergence is the growth of log-perplexity on text that the model with full-precision KV
-    would write itself, so that the loss is stated as one of perplexity.
+    There is one per mean width, the one with the least loss. A KL divergence equals the growth of
+    log-perplexity on text that the full-precision model would write itself, so the loss is stated
+    as one of perplexity.
 
     Parameters
     ----------

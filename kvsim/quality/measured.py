@@ -66,25 +66,30 @@ class Harshness:
 
 
 def family(technique: Technique) -> Family:
-    """Return the family of a technique's loss, from the harshest selection of its layers.
+    """Return the family of a technique, in which its quality loss is comparable.
 
-    Evidence never crosses from one family to another.
+    A technique whose layers select tokens in different ways belongs to the family that loses most.
 
     Parameters
     ----------
     technique
         The KV-cache technique.
+
+    Returns
+    -------
+    Family
+        For example "eviction" or "packing".
     """
     found = {parts.selection.family for parts in technique.parts}
     return next(one for one in FAMILIES if one in found)
 
 
 def harshness(technique: Technique, length: float, budget: float | None = None) -> Harshness:
-    """Return those settings of a technique that its quality loss depends on.
+    """Return the settings of a technique that its quality loss depends on.
 
-    A technique class tells by ``gentler`` in which direction each setting loses less, or by
-    ``prompt_budget`` how many tokens it attends to. For a technique that tells neither, evidence
-    applies to the identical setting only.
+    The class of the technique declares the direction in which each setting loses less
+    (``gentler``), or the number of tokens that it attends to (``prompt_budget``). For a technique
+    that declares neither, evidence applies only to the identical setting.
 
     Parameters
     ----------
@@ -193,7 +198,13 @@ def published() -> tuple[Row, ...]:
 
 @cache
 def published_by_kind() -> Mapping[str, tuple[Row, ...]]:
-    """Published rows by the kind of their setting; only rows of one kind are comparable."""
+    """Return the published losses by kind of setting; only losses of one kind are comparable.
+
+    Returns
+    -------
+    dict of tuple of Row
+        Published losses by ``Harshness.kind``.
+    """
     rows: dict[str, list[Row]] = {}
     for row in published():
         rows.setdefault(row.setting.kind, []).append(row)
@@ -262,7 +273,7 @@ class QualityRun:
     error: float
     unit: str
     retrieval: bool
-    context: float  # of the run [tokens]
+    context: float
     source: str
 
 

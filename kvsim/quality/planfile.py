@@ -47,10 +47,15 @@ def read_plan(path: str) -> PlanFile:
     path
         A JSON file of ``kvsim plan --json``.
 
+    Returns
+    -------
+    PlanFile
+        The chosen technique and its expected loss.
+
     Raises
     ------
     InputError
-        If the file cannot be read, or lacks what a plan for equal requests has.
+        If the file cannot be read, or is not a plan for equal requests.
     """
     check_type(path, PLAN)
     if not path.endswith(".json"):

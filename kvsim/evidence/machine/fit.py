@@ -48,7 +48,7 @@ class Calibration:
 
     hardware: dict[str, Known]
     stack: dict[str, Known]
-    rates: dict[str, Known] = field(default_factory=dict)  # further measured rates, to be shown
+    rates: dict[str, Known] = field(default_factory=dict)
 
 
 def fit_samples(samples: Sequence[Sample]) -> Calibration:

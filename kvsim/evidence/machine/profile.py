@@ -131,11 +131,11 @@ class Machine:
         Remarks for the profile.
     """
 
-    name: str  # as the driver says
-    gpu_memory: int  # [B]
-    host_memory: int  # [B]
-    context_memory: int  # what driver and libraries hold before anything is loaded [B]
-    cache: int  # [B]
+    name: str
+    gpu_memory: int
+    host_memory: int
+    context_memory: int
+    cache: int
     notes: tuple[str, ...] = ()
 
 

@@ -43,9 +43,9 @@ class Sample:
 
     benchmark: str
     case: Case  # what tells it from the benchmark's other samples
-    op: Op  # its work, all numbers scalars
-    runs: tuple[float, ...]  # [s]
-    host_s: float = 0.0  # what the host took to issue it, where it runs ahead of a GPU [s]
+    op: Op
+    runs: tuple[float, ...]
+    host_s: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -140,11 +140,11 @@ class Known:
     """
 
     value: float
-    error: float  # standard error, relative; infinite where the samples do not tell
+    error: float
     residual: float  # median of the samples' relative residuals, without their signs
     samples: int
     benchmark: str
-    confused: tuple[str, ...] = ()  # numbers that the samples cannot tell it from
+    confused: tuple[str, ...] = ()
 
     @property
     def identified(self) -> bool:

@@ -281,8 +281,8 @@ class ClassFit:
     name: str  # kernel class, or "sums"
     rows: OpRows
     fit: Fit
-    fixed: Mapping[str, float]  # numbers set without fitting, by key
-    held_out: Array  # predicted, each row by a fit that did not see its shape [s]
+    fixed: Mapping[str, float]
+    held_out: Array
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -86,9 +86,9 @@ class OpRows:
     kind: str
     dtype: str
     shape: Mapping[str, Array]
-    took: Array  # [s]
-    lines: tuple[str, ...]  # file and line of each
-    version: str = ""  # of the engine
+    took: Array
+    lines: tuple[str, ...]
+    version: str = ""
 
     def __len__(self) -> int:
         return self.took.size
@@ -133,9 +133,9 @@ class OpTable:
 
     device: str
     engine: str
-    version: str  # the newest of its rows
+    version: str
     rows: tuple[OpRows, ...]
-    rejected: Mapping[str, int]  # rows left out, by reason
+    rejected: Mapping[str, int]
     sources: tuple[str, ...]
 
 
