@@ -62,7 +62,6 @@ class State:
     ends: list[dict[str, Number]] = field(default_factory=lambda: [{}, {}, {}])
     issued: dict[str, Number] = field(default_factory=dict)
     loads: dict[str, list[dict[str, Number]]] = field(default_factory=dict)
-    """By early op, ends in the latest layers that have it, newest last."""
 
     def clocks(self, lagged: set[str], busy: Collection[str]) -> list[Number]:
         """Return every clock on which ops of later layers can depend, the GPU's first.
