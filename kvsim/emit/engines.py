@@ -335,6 +335,11 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
 
 # What several engines share
 
+OWN_TOKENIZERS = (
+    *("moonshotai/Kimi-K2", "moonshotai/Kimi-Linear", "moonshotai/Moonlight"),
+    *("baichuan-inc/Baichuan2", "internlm/internlm2"),
+)
+"""Checkpoints whose tokenizers are code in their repositories: engines refuse it unless told."""
 BLOCK = Rules().block_tokens
 """Tokens per block unless asked otherwise: left to the engine then, as some of its attention
 kernels take blocks of another size alone (64 for DeepSeek-V3.2 in vLLM and SGLang)."""
@@ -385,6 +390,11 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
             f"making {s.weights} weights while loading: put the Hugging Face id or path of {which} "
             f"in place of {s.model}"
         )
+    settings.lack(
+        f"running the tokenizer that {s.model} brings: read its code, and add "
+        + ("--trust_remote_code" if settings.engine == "trtllm" else "--trust-remote-code"),
+        s.model.startswith(OWN_TOKENIZERS),
+    )
     cut = describe_cut_block(s.weights, s.expert_columns, s.spread.stage)
     if cut and settings.engine in WHOLE_BLOCKS:
         settings.lack(cut)

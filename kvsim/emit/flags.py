@@ -47,7 +47,7 @@ MANUALS = {
     "k8s": EngineManual("Kubernetes with vLLM", "apps/v1 and v1", "github.com/kubernetes/website"),
     "hf": EngineManual(
         "Hugging Face generate",
-        "transformers 4.48 and later",
+        "transformers 4.56 and later",
         "github.com/huggingface/transformers",
     ),
     "llamacpp": EngineManual(

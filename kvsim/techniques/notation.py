@@ -6,7 +6,7 @@ setting without a name belongs to the plain term that has it (``bits`` to ``grou
 ``host_share`` to ``place``). The path of a plan's JSON file stands for the technique it chose.
 
 The techniques are the classes of ``papers/``, one file each with the pieces that are its own;
-pieces that several papers share are named here.
+variants of a paper stand in its file, and pieces that several papers share are named here.
 """
 
 import re
@@ -166,7 +166,7 @@ class _Piece:
         return _Piece(self.text.strip(), self.column + ahead)
 
     def split(self, separator: str) -> "list[_Piece]":
-        """
+        """Return the pieces between separators, without blanks around them.
 
         Parameters
         ----------

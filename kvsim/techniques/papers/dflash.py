@@ -1,7 +1,7 @@
 """DFlash: a block of drafts from one pass of layers that diffuse."""
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.papers.eagle import Head
 
@@ -26,4 +26,3 @@ class Dflash(Head):
     shape = "block"
 
     gamma: int = param(15, "tokens drafted per round, one less than the block", high=MOST_DRAFTS)
-    acceptance: Acceptance = acceptance_param()

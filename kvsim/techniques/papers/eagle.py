@@ -1,4 +1,8 @@
-"""EAGLE: a small head drafts from the model's hidden states, in chains or trees."""
+"""EAGLE: a small head drafts from the model's hidden states, in chains, in trees or in one pass.
+
+``Head`` is the head, ``Tree`` one whose drafts may branch; then come EAGLE-3 as in its paper, with
+the defaults of serving engines, EAGLE-2 and P-EAGLE.
+"""
 
 from dataclasses import replace
 from math import ceil
@@ -22,7 +26,7 @@ from kvsim.techniques.axes.base import (
     Selection,
     Storage,
 )
-from kvsim.techniques.axes.drafting import Rounds
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.steps import layer_ops
 
@@ -199,3 +203,61 @@ class Eagle(Tree):
     def vocab(self, deployment: Deployment) -> int:
         """Return the part of the vocabulary that is drafted, on one GPU. [tokens]"""
         return ceil(min(self.tokens, deployment.model.vocab) / deployment.tp)
+
+
+@frozen
+class Eagle3(Eagle):
+    """EAGLE-3 as in SGLang and vLLM: a chain of three drafts by default.
+
+    References
+    ----------
+    .. [1] Y. Li et al., "EAGLE-3", NeurIPS 2025; drafts of SpecForge (github.com/sgl-project).
+    """
+
+    name = "eagle3"
+    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
+
+    gamma: int = param(3, "tokens drafted in a row per round", high=MOST_DRAFTS)
+
+
+@frozen
+class Eagle2(Tree):
+    """EAGLE-2: drafts a tree by the draft's own confidence, over the whole vocabulary.
+
+    References
+    ----------
+    .. [1] Y. Li et al., "EAGLE-2: faster inference of language models with dynamic draft trees",
+       EMNLP 2024, section 4: 60 tokens besides the model's own, six deep, ten wide.
+    """
+
+    name = "eagle2"
+    like = "eagle3"
+    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
+
+    gamma: int = param(6, "tokens drafted in a row per round", high=MOST_DRAFTS)
+    width: int = param(10, "branches per draft pass", low=1, high=32)
+    verify: int | str = param(
+        61, "tokens verified per round, including the model's own",
+        low=2, high=MOST_VERIFIED, choices=("auto",),
+    )  # fmt: skip
+
+
+@frozen
+class PEagle(Head):
+    """P-EAGLE: drafts all tokens of a round in one pass of a multi-layer EAGLE-3 head.
+
+    Positions of tokens not yet known hold a mask token and a learned hidden state.
+
+    References
+    ----------
+    .. [1] "P-EAGLE: faster LLM inference with parallel speculative decoding in vLLM", vLLM blog,
+       2026: heads of four layers, seven drafts.
+    """
+
+    name = "p-eagle"
+    fused = 3
+    depth = 4
+    parallel = True
+    shape = "parallel"
+
+    gamma: int = param(7, "tokens drafted per round, in one pass", high=MOST_DRAFTS)

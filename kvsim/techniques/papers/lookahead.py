@@ -1,7 +1,7 @@
 """Lookahead decoding: n-grams guessed in parallel, then verified."""
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, Rounds, acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds
 from kvsim.techniques.axes.settings import param
 
 
@@ -22,7 +22,6 @@ class Lookahead(Rounds):
     like = "ngram"
 
     gamma: int = param(4, "tokens of an n-gram after its first: ngram - 1", high=MOST_DRAFTS)
-    acceptance: Acceptance = acceptance_param()
     window: int = param(15, "positions guessed in parallel", low=1, high=64)
     guesses: int = param(15, "maximum number of n-grams verified", low=1, high=64)
 

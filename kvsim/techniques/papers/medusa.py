@@ -6,7 +6,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Group, Op, Point, Step
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
-from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, Rounds, acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds
 from kvsim.techniques.axes.settings import param
 
 
@@ -27,7 +27,6 @@ class Medusa(Rounds):
     shape = "heads"
 
     gamma: int = param(5, "number of heads, each of which drafts one token", high=MOST_DRAFTS)
-    acceptance: Acceptance = acceptance_param()
     verify: int = param(64, "tokens of the tree, including the model's own", low=2, high=256)
 
     @property

@@ -7,7 +7,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.families import FAMILIES_WITH_MTP
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Launches
-from kvsim.techniques.axes.drafting import MOST_DRAFTS, acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.papers.eagle import Head
 
@@ -28,7 +28,6 @@ class Mtp(Head):
     launches = Launches(decode={"attn": 6})
 
     gamma: int = param(1, "tokens drafted per round", high=MOST_DRAFTS)
-    acceptance: float | str = acceptance_param()
 
     def lacks(self, model: Model) -> str:
         """Return that the model was published without prediction modules, or an empty string."""

@@ -1,7 +1,7 @@
 """Suffix decoding: drafts from trees of what was written before."""
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, Rounds, acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds
 from kvsim.techniques.axes.settings import param
 
 
@@ -19,4 +19,3 @@ class Suffix(Rounds):
     like = "ngram"
 
     gamma: int = param(16, "tokens drafted per round, at most", high=MOST_DRAFTS)
-    acceptance: Acceptance = acceptance_param()
