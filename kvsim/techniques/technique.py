@@ -7,7 +7,7 @@ plan needs of it follows from that through the hooks here.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import lcm
 from typing import Any, TypeVar
 
@@ -175,18 +175,19 @@ class Technique:
         settings : new values by name.
         """
 
-        def change(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-            return tuple(
-                replace(t, **{k: v for k, v in settings.items() if k in t.settings}) for t in terms
-            )
-
-        layers = tuple(replace(some, terms=change(some.terms)) for some in self.layers)
-        return Technique(layers, change(self.whole))
+        return self._with(
+            lambda t: replace(t, **{k: v for k, v in settings.items() if k in t.settings})
+        )
 
     def rows(self) -> "list[Technique]":
         """Return one technique with scalar settings per row of array-valued ones."""
-        found = _scalar_rows(self.layers, self.whole)
-        return [Technique(layers, whole) for layers, whole in found] or [self]
+        values = (v for term in self.terms for v in term.settings.values())
+        count = max((np.size(v) for v in values if isinstance(v, np.ndarray)), default=0)
+        return [self._with(partial(_take_row, row=i)) for i in range(count)] or [self]
+
+    def _with(self, change: Callable[[Term], Term]) -> "Technique":
+        layers = (replace(some, terms=tuple(map(change, some.terms))) for some in self.layers)
+        return Technique(tuple(layers), tuple(map(change, self.whole)))
 
     # hooks
 
@@ -567,33 +568,11 @@ def _combine(terms: Iterable[Term]) -> Parts:
     return Parts(**(DEFAULTS | chosen))
 
 
-def _scalar_rows(
-    layers: tuple[Layers, ...], whole: tuple[Term, ...]
-) -> list[tuple[tuple[Layers, ...], tuple[Term, ...]]]:
-    """Ranges and terms with scalar settings for each row of array-valued ones; none without."""
-    terms = [term for some in layers for term in some.terms] + list(whole)
-    arrays = [v for t in terms for v in t.settings.values() if isinstance(v, np.ndarray)]
-    return [
-        (
-            tuple(replace(some, terms=_row(some.terms, i)) for some in layers),
-            _row(whole, i),
-        )
-        for i in range(max((np.size(v) for v in arrays), default=0))
-    ]
-
-
-def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
-    return tuple(
-        replace(
-            t,
-            **{
-                k: simplify(np.ravel(v)[row if np.size(v) > 1 else 0])
-                for k, v in t.settings.items()
-                if isinstance(v, np.ndarray)
-            },
-        )
-        for t in terms
-    )
+def _take_row(term: Term, row: int) -> Term:
+    """The term with one number of each array of settings."""
+    arrays = {k: v for k, v in term.settings.items() if isinstance(v, np.ndarray)}
+    own = {k: np.ravel(v)[row if np.size(v) > 1 else 0] for k, v in arrays.items()}
+    return replace(term, **{k: simplify(v) for k, v in own.items()})
 
 
 def _coverage_conflict(ranges: tuple[Layers, ...], layers: int) -> str:

@@ -40,15 +40,10 @@ DRAFTS_OVER = {
 }
 
 
-def acceptance_param(default: Acceptance = "auto") -> Any:
-    """Return the field for ``acceptance``: accepted over drafted tokens, or by position.
-
-    Parameters
-    ----------
-    default : its value if not set.
-    """
+def acceptance_param() -> Any:
+    """Return the field for ``acceptance``: accepted over drafted tokens, or by position."""
     return param(
-        default, "accepted over drafted tokens, by position such as 0.8/0.6/0.5, or a kind of text "
+        "auto", "accepted over drafted tokens, by position such as 0.8/0.6/0.5, or a kind of text "
         "for which it was measured",
         high=1, choices=("auto", *TASKS), whole=False, also=lists_shares,
     )  # fmt: skip
@@ -117,21 +112,6 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
             f"give a share for each"
         )
     return sum(shares[:gamma])
-
-
-def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
-    """Return the source of an acceptance that is not given, or an empty string.
-
-    Parameters
-    ----------
-    given : the setting.
-    accepted : drafts accepted per round.
-    gamma : tokens drafted per round.
-    """
-    if given != "auto" or not gamma:
-        return ""
-    rate = accepted / gamma
-    return f"an acceptance of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
 
 
 @frozen
@@ -284,7 +264,10 @@ class Selfdraft(Drafting):
     @property
     def assumes(self) -> str:
         """The assumed acceptance and its source, if it is not given."""
-        return assumed_acceptance(self.acceptance, self.accepted, self.gamma)
+        if self.acceptance != "auto" or not self.gamma:
+            return ""
+        rate = self.accepted / self.gamma
+        return f"an acceptance of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
 
     @property
     def _mlp(self) -> WeightFormat | None:
