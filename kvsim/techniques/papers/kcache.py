@@ -2,6 +2,8 @@
 
 Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, https://arxiv.org/abs/2404.18057
 
+For b sequences of s tokens in a model of hidden size d, whose heads are d_h wide:
+
 1. Prefill attends to everything. The values of every layer but the first ``gpu_layers`` are copied
    to the host while the next layer computes, and leave GPU memory (equations 1 and 2 ask that the
    copy, 2 b s d bytes, is hidden); the keys stay.
@@ -9,6 +11,7 @@ Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, https://arxiv.org/
 3. TopN picks the N largest scores of every batch entry and query head.
 4. The values of those tokens, and no others, are copied to the GPU at once: nothing hides that.
 5. A = S~ Part(V): the weighted sum over N values, 2 b N d FLOPs in place of 2 b s d (table 1).
+   The chosen weights S~ are those of step 2, not normalised again.
    It pays where s / N exceeds the ratio of GPU and host bandwidth (equations 3 and 4).
 6. The new token's key stays, its value goes to the host.
 

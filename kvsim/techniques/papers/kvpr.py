@@ -3,8 +3,9 @@
 C. Jiang, L. Gao, H. E. Zarch, M. Annavaram, "KVPR: efficient LLM inference with I/O-aware KV cache
 partial recomputation", ACL Findings 2025, https://arxiv.org/abs/2411.17089
 
-The cache lives in host memory, and with it the layer inputs X of its first tokens. To decode with
-s' cached tokens, a layer of hidden size h and batch b
+The cache lives in host memory, and with it the layer inputs X of its first tokens: the numbers that
+the layer's key and value products multiply, so behind its norm. To decode with s' cached tokens, a
+layer of hidden size h and batch b
 
 1. copies the inputs X[0:l] of the first l tokens to the GPU: b l h numbers       (equation 6),
 2. recomputes their K = X W_K and V = X W_V on the GPU                            (7, 8, 9)

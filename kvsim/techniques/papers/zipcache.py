@@ -12,7 +12,8 @@ of A_probe over the number of probes that see it (equation 8, with A_probe for A
 
 Packing: the salient share r of the tokens at ``high`` bits, the rest at ``low``; in both sets keys
 per channel, and values per token after each channel was divided by c_i = sqrt(max |X_i|)
-(equation 6, algorithm 1). For one set of l tokens that makes 3 h d + 2 b l parameters (table 1).
+(equation 6, algorithm 1). For one set of l tokens that makes 3 h d + 2 b l parameters: scales, zero
+points and factors c of b sequences and h heads of width d (table 1).
 
 Prefill (algorithm 2): probes, saliency, fused attention, then both sets are packed.
 Decoding (algorithm 3): new tokens wait in fp16. Of every 100 those after the 95th but for the last,
