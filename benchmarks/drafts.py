@@ -50,9 +50,9 @@ TP = {"qwen3-30b-a3b": 4, "kimi-k2": 8, "llama3.1-8b": 1}
 fast as predicted."""
 RELEASED = {"kimi-k2": "fp8-block"}
 ENGINES = {"vLLM": "vllm", "HF transformers": "hf-eager", "TensorRT-LLM": "trtllm"}
-NAMES = ("drafts.draft_s", "drafts.round_s", "drafts.tree_s", "drafts.shared_experts")
-UNITS = (1e-4, 1e-3, 1e-3, 1.0)
 SEQUENCE = "drafts.sequence_s"
+NAMES = ("drafts.draft_s", "drafts.round_s", "drafts.tree_s", "drafts.shared_experts", SEQUENCE)
+UNITS = (1e-4, 1e-3, 1e-3, 1.0, 1e-5)
 WIDEST = "drafts.widest"
 SHARED = "drafts.shared_experts"
 """What the texts have in common whatever the engine: told by the engine with most rows."""
@@ -383,20 +383,22 @@ def fit_rounds(
 
 
 def serial(engine: str) -> dict[str, float]:
-    """Return the host's time per sequence that an engine hides unless there are drafts.
+    """Return the host's time per sequence, where load tests without drafts tell it.
 
     Parameters
     ----------
     engine : name of its stack.
     """
-    stack = load_stack(engine)
-    return {SEQUENCE: max(stack.server.token, stack.time.beside_sequence)}
+    told = load_stack(engine).server.token
+    return {SEQUENCE: told} if told else {}
 
 
 def _tells(name: str, cases: Sequence[Case]) -> bool:
     """Whether rows say anything about a number."""
     if name.endswith("experts"):
         return any(load_model(c.model).experts for c in cases)
+    if name == SEQUENCE:
+        return len({c.batch for c in cases}) > 1
     trees = [getattr(parse(c.technique).drafting, "branching", False) for c in cases]
     return any(trees) if name.endswith("tree_s") else True
 
@@ -439,7 +441,7 @@ def _write_stack(
     taken = "as in sglang.toml, where 150 rows tell it: a matter of texts, not of engines"
     own = {
         SEQUENCE: "the host's time per sequence, which nothing hides with drafts: the next pass is "
-        "scheduled once it is known what was accepted"
+        "scheduled once it is known what was accepted" + ("" if serial(name) else "; " + said)
     }
     own |= dict.fromkeys(known, taken)
     lines += [f'"{key}" = "{own.get(key, said)}"' for key in numbers]
