@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.rows import TokenRows
 from kvsim.validate.parts.selection import LayerCache
 from kvsim.validate.transfer import Mark, Transfers, copy_all
+
+Copies = list[tuple[Tensor, Tensor]]  # to, from
 
 
 class HostCopies:
@@ -48,22 +51,11 @@ class HostCopies:
         """
         if mine := self._all.index(self):
             self._all[mine - 1].has_left()
-        self._store(slice(0, tokens), keys, values)
+        self._send(keys, values, lambda home, new: [(home[:tokens], new)])
 
     def append(self, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Copy the first new token of every sequence in a pass to host memory."""
-        keys, values = keys[:, :, :1], values[:, :, :1]
-        if step.uniform:
-            self._store(slice(step.starts[0], step.starts[0] + 1), keys, values)
-            return
-        rows = list(enumerate(step.starts))
-
-        def store() -> None:
-            for home, new in zip(self.homes, (keys, values), strict=True):
-                for i, row in rows:
-                    home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
-
-        self._send(store, keys, values)
+        self._send(keys[:, :, :1], values[:, :, :1], partial(_token_copies, step=step))
 
     def fetch(self, index: Tensor, into: Sequence[Tensor]) -> Mark:
         """Copy chosen tokens to the GPU beside compute, after all pending copies to the host.
@@ -93,24 +85,33 @@ class HostCopies:
         self.stored.wait()
         self.leaving = ()
 
-    def _store(self, rows: slice, keys: Tensor, values: Tensor) -> None:
-        """Copy the same rows of every sequence to the host."""
+    def _send(
+        self, keys: Tensor, values: Tensor, arrange: Callable[[Tensor, Tensor], Copies]
+    ) -> None:
+        """Queue copies to the host; their sources are kept until the next ones of this layer.
+
+        Parameters
+        ----------
+        arrange
+            Which part of a home, (tokens, sequences, KV heads, dim), takes which part of new rows.
+        """
         laid_out = (t.permute(2, 0, 1, 3) for t in (keys, values))
         made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
-
-        def store() -> None:
-            for home, new in zip(self.homes, made, strict=True):
-                home.permute(2, 0, 1, 3)[rows].copy_(new, non_blocking=True)
-
-        self._send(store, *made)
-
-    def _send(self, store: Callable[[], None], *held: Tensor) -> None:
-        """Queue a copy to the host; its source is kept until the next one of this layer."""
-        self.stored, self.leaving = self.lanes.d2h(store, self.lanes.mark()), held
-        self.layer.counter.copy("store_kv", "d2h", held)
+        homes = (home.permute(2, 0, 1, 3) for home in self.homes)
+        pairs = zip(homes, made, strict=True)
+        copies = [one for home, new in pairs for one in arrange(home, new)]
+        self.stored, self.leaving = (
+            self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark()),
+            made,
+        )
+        self.layer.counter.copy("store_kv", "d2h", made)
 
 
-Copies = list[tuple[Tensor, Tensor]]  # to, from
+def _token_copies(home: Tensor, new: Tensor, step: Pass) -> Copies:
+    """Copies of a new token, (1, sequences, ...), to its place in (tokens, sequences, ...)."""
+    if step.uniform:
+        return [(home[step.starts[0] : step.starts[0] + 1], new)]
+    return [(home[start, i], new[0, i]) for i, start in enumerate(step.starts)]
 
 
 @dataclass
@@ -246,12 +247,7 @@ class HostValues:
         self._wait(layer)
         column = self.columns[layer.layer]
         new = column.joined(own).permute(2, 0, 1, 3).contiguous()
-        if step.uniform:
-            start = step.starts[0]
-            self._send(layer, [(column.record[start : start + 1], new)])
-        else:
-            homes = (column.record[start, i] for i, start in enumerate(step.starts))
-            self._send(layer, [(home, new[0, i]) for i, home in enumerate(homes)])
+        self._send(layer, _token_copies(column.record, new, step))
 
     def fetch(self, layer: LayerCache, index: Tensor, run: int = 1) -> list[Tensor]:
         """Copy the values of chosen tokens to the GPU.
