@@ -164,27 +164,19 @@ class Transfers:
 
     Parameters
     ----------
-    counter : told while copies run.
-    before : called before every piece of work on a lane; tests delay copies with it.
+    counter
+        Told while copies run.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        counter: NullCounter = NULL_COUNTER,
-        before: Callable[[], None] | None = None,
-    ) -> None:
-        self.device = device
-        on_cuda, wait = device.type == "cuda", before or _do_nothing
+    def __init__(self, device: torch.device, counter: NullCounter = NULL_COUNTER) -> None:
+        self.device, on_cuda = device, device.type == "cuda"
+        copying = {way: partial(_run, partial(counter.moving, way)) for way in COPY_DIRECTIONS}
         self.h2d, self.d2h = (
-            _CudaLane(device, way, runs) if on_cuda else _ThreadLane(runs)
-            for way, runs in (
-                (w, partial(_run, wait, partial(counter.moving, w))) for w in COPY_DIRECTIONS
-            )
+            _CudaLane(device, way, run) if on_cuda else _ThreadLane(run)
+            for way, run in copying.items()
         )
-        beside = partial(_run, wait, nullcontext)
-        self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)
-        self._runs = beside
+        self._runs = partial(_run, nullcontext)
+        self.side = _CudaLane(device, "side", self._runs) if on_cuda else _ComputeLane(self._runs)
         self._cpu: _ThreadLane | None = None
         self._arena = arena()
 
@@ -247,10 +239,6 @@ def to_device(
     return made.to(device, non_blocking=True)
 
 
-def _do_nothing() -> None:
-    return None
-
-
 class _Done:
     """Compute on a CPU is done when it returns."""
 
@@ -263,14 +251,12 @@ Runs = Callable[[Callable[[], None], tuple[Mark, ...]], None]
 
 
 def _run(
-    before: Callable[[], None],
     told: Callable[[], AbstractContextManager[None]],
     work: Callable[[], None],
     after: tuple[Mark, ...],
 ) -> None:
     for one in after:
         one.wait()
-    before()
     with told():
         work()
 
@@ -289,7 +275,7 @@ class _ThreadLane:
     def __init__(self, run: Runs) -> None:
         threads = torch.get_num_threads()  # as compute has; a new thread would take every core
         self._thread = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, threads))
-        self._thread.submit(_do_nothing)  # so that it is there, and its clock can be read
+        self._thread.submit(int)  # so that it is there, and its clock can be read
         self._run = torch.inference_mode()(run)
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:

@@ -75,12 +75,21 @@ def late(monkeypatch: Any) -> Lateness:
     """Work on lanes waits at random, and what it fills holds NaN until then."""
     lateness = Lateness()
 
+    run = transfer._run
+
+    def behind(wait: Any, told: Any, work: Any, after: Any) -> None:
+        def waited() -> None:
+            wait()
+            work()
+
+        run(told, waited, after)
+
     class Late(Transfers):
         def __init__(self, device: torch.device, counter: NullCounter) -> None:
-            super().__init__(device, counter, before=lateness.wait)
+            super().__init__(device, counter)
             if lateness.storing:
                 self.d2h.shutdown()
-                self.d2h = transfer._ThreadLane(partial(transfer._run, lateness.store, nullcontext))
+                self.d2h = transfer._ThreadLane(partial(behind, lateness.store, nullcontext))
 
         def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return super().host(shape, dtype).fill_(LARGE)
@@ -97,6 +106,7 @@ def late(monkeypatch: Any) -> Lateness:
         lateness.wait()
         return gather(k, v, index, into[0], into[1])
 
+    monkeypatch.setattr(transfer, "_run", partial(behind, lateness.wait))
     monkeypatch.setattr(place, "Transfers", Late)
     monkeypatch.setattr(host_rows, "gather", fetch)
     for module in (prefetch, kvpr, host_rows):

@@ -100,10 +100,8 @@ class HostCopies:
         homes = (home.permute(2, 0, 1, 3) for home in self.homes)
         pairs = zip(homes, made, strict=True)
         copies = [one for home, new in pairs for one in arrange(home, new)]
-        self.stored, self.leaving = (
-            self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark()),
-            made,
-        )
+        self.stored = self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark())
+        self.leaving = made
         self.layer.counter.copy("store_kv", "d2h", made)
 
 
