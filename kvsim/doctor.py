@@ -142,7 +142,7 @@ MAX_REPAIRS = 100  # fields of one file that are mended in turn
 def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
     """Find every wrong field of a model configuration.
 
-    Each wrong field is put right in memory, and the configuration is read again.
+    Each wrong field is replaced by a valid value in memory, and the configuration is read again.
 
     Parameters
     ----------
@@ -151,8 +151,8 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple of list of str
-        Faults, and remarks on what is sound; one line each.
+    tuple of two lists of str
+        Faults, and remarks on the valid configuration; one line each.
     """
     found: list[str] = []
     mended: set[str] = set()
@@ -187,17 +187,17 @@ def _mended(config: dict[str, object], fault: FieldError) -> dict[str, object]:
 
 
 def measured_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find invalid and duplicate rows.
+    """Find invalid and duplicate rows of a table of measured runs.
 
     Parameters
     ----------
     file
-        Table of measured rows.
+        The table.
 
     Returns
     -------
-    tuple of list of str
-        Faults, and remarks on what is sound; one line each.
+    tuple of two lists of str
+        Faults, and the number of valid rows; one line each.
     """
     found: list[str] = []
     try:
@@ -210,7 +210,7 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
 def profile_faults(
     file: Path, schema: Schema, load: Callable[[Path], object]
 ) -> tuple[list[str], list[str]]:
-    """Find faults of single entries of a profile, or else those of combinations of entries.
+    """Find the faults of a profile's entries or, if there are none, those of combinations.
 
     Parameters
     ----------
@@ -219,12 +219,12 @@ def profile_faults(
     schema
         Keys that it may have.
     load
-        Reads such a file as the commands do.
+        Function that reads such a file as the commands do.
 
     Returns
     -------
-    tuple of list of str
-        Faults, and the numbers that are assumed rather than measured; one line each.
+    tuple of two lists of str
+        Faults, and numbers that are assumed rather than measured; one line each.
     """
     _, faults = inspect(file, schema)
     notes: list[str] = []
@@ -239,7 +239,7 @@ def profile_faults(
 
 
 def trace_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find rows that break a rule, then faults of the whole file.
+    """Find the rows of a trace that break a rule, and faults of the whole file.
 
     Parameters
     ----------
@@ -248,8 +248,8 @@ def trace_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults, by rule with the first row of each, and notes.
+    tuple of two lists of str
+        Faults, one line per broken rule with its first row; and remarks on the valid rows.
     """
     options, found = ReadOptions(skip_bad=True), []
     while True:

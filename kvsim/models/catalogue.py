@@ -269,12 +269,17 @@ def candidates(words: Iterable[str]) -> list[str]:
 
 
 def unknown_model(typed: str) -> InputError:
-    """Create the error for a name that matches no catalogue model.
+    """Create the error about a name that matches no model of the catalogue.
 
     Parameters
     ----------
     typed
         Name as typed.
+
+    Returns
+    -------
+    InputError
+        The error, with the nearest names.
     """
     mend = "or give a path to a config.json"
     if _repository(typed):
@@ -352,12 +357,22 @@ def is_path(typed: str) -> bool:
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Split a name into its words: "Qwen3-Next-80B-A3B" into qwen, 3, next, 80b and a3b.
+    """Split a name into its words.
 
     Parameters
     ----------
     text
         Name of a model without its owner.
+
+    Returns
+    -------
+    tuple of str
+        The words in lower case.
+
+    Examples
+    --------
+    >>> split_words("Qwen3-Next-80B-A3B")
+    ('qwen', '3', 'next', '80b', 'a3b')
     """
     found: list[str] = []
     for piece in WORD_SEPARATORS.split(re.sub(r"(?<=\d)p(?=\d)", ".", text.strip().lower())):

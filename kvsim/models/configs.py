@@ -101,13 +101,18 @@ def load_model(name_or_path: str | Mapping[str, object]) -> Model:
 
     A name is one of the catalogue, a Hugging Face id or an Ollama tag; a suffix such as ``-AWQ``
     sets the format of the weights. A path is a ``config.json`` under any name or a directory that
-    holds one. The catalogue comes first; ``./name`` makes a path of a name that is in it. Other
-    ids are looked up in the local Hugging Face cache.
+    holds one. The catalogue comes first; write ``./name`` for a path that is also a name in it.
+    Other ids are looked up in the local Hugging Face cache.
 
     Parameters
     ----------
     name_or_path
         Name, id or path; or the fields of a ``config.json``.
+
+    Returns
+    -------
+    Model
+        The model.
 
     Raises
     ------
@@ -213,6 +218,11 @@ def from_config(config: Mapping[str, object], name: str) -> Model:
         The parsed fields.
     name
         Name of the model, also for messages.
+
+    Returns
+    -------
+    Model
+        The model.
     """
     return read_model(config, name, name)
 

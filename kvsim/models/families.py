@@ -14,7 +14,10 @@ from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
 
 class ModelFields(TypedDict, total=False):
-    """Keyword arguments of ``Model`` in which a model family differs from Llama."""
+    """Keyword arguments of :class:`Model` in which a model family differs from Llama.
+
+    The names are those of its attributes.
+    """
 
     kv_heads: int
     head_dim: int
@@ -905,6 +908,8 @@ _NOT_LLAMA = (
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     """Find the family of a configuration.
 
+    A configuration of an unknown family is read as a Llama if its fields are those of one.
+
     Parameters
     ----------
     fields
@@ -912,8 +917,13 @@ def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
 
     Returns
     -------
-    tuple[str, Family, list[str]]
-        The ``model_type``, how to read it and what had to be assumed.
+    tuple of str, Family and list of str
+        The ``model_type``, how to read it, and what had to be assumed.
+
+    Raises
+    ------
+    FieldError
+        If the family is unknown and its fields differ from Llama's.
     """
     name = fields.values.get("model_type")
     near = get_close_matches(str(name), MODEL_FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]

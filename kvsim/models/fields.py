@@ -50,6 +50,11 @@ class Fields:
             What is wrong with it.
         mend
             What the user can do.
+
+        Returns
+        -------
+        FieldError
+            The error, to be raised.
         """
         message = f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}"
         return FieldError(message, field, self.prefix)
@@ -57,18 +62,26 @@ class Fields:
     def integer(
         self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
     ) -> int:
-        """Read a positive integer under the first of several names that is present.
+        """Read an integer that may have different names in different families.
 
         Parameters
         ----------
-        default
-            Value of a field that is left out; None if it must be there.
-        low
-            Smallest value allowed.
-        high
-            Largest value allowed.
         *names
-            Names that the field has in different families.
+            Names of the field; the first one that is present is read.
+        default
+            Value of a missing field; None if it must be present.
+        low, high
+            Smallest and largest value allowed.
+
+        Returns
+        -------
+        int
+            The value.
+
+        Raises
+        ------
+        FieldError
+            If the field is missing, not an integer, or out of range.
         """
         expected = f"a whole number from {low} to {high}"
         name = next((name for name in names if name in self.values), None)
@@ -90,7 +103,17 @@ class Fields:
         name
             Name of the field.
         default
-            Value of a field that is left out.
+            Value of a missing field.
+
+        Returns
+        -------
+        bool
+            The value.
+
+        Raises
+        ------
+        FieldError
+            If it is neither true nor false.
         """
         value = self.values.get(name, default)
         if not isinstance(value, bool):
@@ -98,16 +121,21 @@ class Fields:
         return value
 
     def must(self, name: str, value: bool, why: str) -> None:
-        """Refuse a variant whose arithmetic :class:`Model` does not cover.
+        """Refuse a variant that :class:`Model` does not describe.
 
         Parameters
         ----------
         name
-            Name of the field.
+            Name of a field that is true or false.
         value
-            The value that is covered.
+            Value of the variant that is supported, which is also that of a missing field.
         why
-            The reason, for the message.
+            Why the other value is not supported, for the message.
+
+        Raises
+        ------
+        FieldError
+            If the field has the other value.
         """
         if self.flag(name, value) is not value:
             problem = (
@@ -117,12 +145,17 @@ class Fields:
 
 
 def value_text(value: object) -> str:
-    """Format a value from a file, short and without line breaks.
+    """Format a value for a message, shortened and in one line.
 
     Parameters
     ----------
     value
         The value.
+
+    Returns
+    -------
+    str
+        Its representation, of at most 63 characters.
     """
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

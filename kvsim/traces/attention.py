@@ -243,10 +243,16 @@ def load(path: Path) -> AttentionTrace:
     path
         Path of the file.
 
+    Returns
+    -------
+    AttentionTrace
+        The trace.
+
     Raises
     ------
     InputError
-        If the file is not one; the line names the field, and the nearest known one.
+        If the file is not an attention trace; the message names the field, and the nearest known
+        one.
     """
     return parse_record(read_json(path, ATTENTION_FILE), path)
 

@@ -41,17 +41,24 @@ CENTURIES = 9.2e9  # seconds from 1970 that fit into 64 bits of nanoseconds
 
 
 def column_names(source: Source) -> list[str]:
-    """Return the names of the columns, from the header, the first record or the schema.
+    """Return the names of a trace's columns, without reading the whole file.
+
+    They are those of the CSV header, of the first JSON record, or of the Parquet schema.
 
     Parameters
     ----------
     source
         The opened trace.
 
+    Returns
+    -------
+    list of str
+        Names in the order of the file.
+
     Raises
     ------
     InputError
-        If the file does not begin as its kind must.
+        If there is no header or record, or it cannot be parsed.
     """
     if source.kind == "csv":
         return _header(source)[0]
@@ -69,7 +76,7 @@ def column_names(source: Source) -> list[str]:
 
 
 def row_chunks(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
-    """Read the rows of a file in order, without blank lines.
+    """Read the rows of a file in order, skipping blank lines.
 
     Parameters
     ----------
@@ -78,10 +85,15 @@ def row_chunks(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
     layout
         Column of each role, and the unit of time.
 
+    Yields
+    ------
+    RowChunk
+        Consecutive rows; values that break a rule are marked.
+
     Raises
     ------
     InputError
-        If the file is damaged, or a column holds what no column of a trace can.
+        If the file is damaged, or a column has a type that no trace can have.
     """
     if source.kind == "csv":
         return _read_csv(source, layout)

@@ -17,36 +17,36 @@ Record = dict[str, object]
 
 @frozen
 class TraceFormat:
-    """A public trace format, or the columns that one file has.
+    """A trace format: names and units of the columns.
 
     Attributes
     ----------
     name
-        Name, as ``--format`` takes it.
+        Name of the format, as ``--format`` takes it.
     arrival, unit
-        Column of arrivals, and its unit, a key of ``SECONDS_PER_UNIT``. Without a column all
-        requests arrive at 0 s.
+        Column of arrival times, and their unit, a key of ``SECONDS_PER_UNIT``. If the column is
+        empty, all requests arrive at 0 s.
     prompt, generate
         Columns of prompt and generated tokens.
     arrivals
-        Alternative columns of arrivals, with their units, of which a file has one.
+        Other columns of arrival times that a file may have instead, with their units.
     blocks
         Column of the ids of the prompt's prefix blocks; empty if there is none.
     block_tokens
-        Prompt tokens per block. [tokens]
+        Prompt tokens per prefix block. [tokens]
     marks
-        Further columns by which the format is recognised.
+        Other columns by which the format is recognised.
     arrives
-        False if files without arrivals exist.
+        Whether a file must have arrival times.
     failed
-        What a generated length of 0 means in this format; such rows are counted and left out. If
-        empty, such a row is an error.
+        Meaning of a generated length of 0, such as "the request failed": such rows are counted and
+        left out. If empty, they are errors.
     unpack
-        Turns a JSON record into rows; None if a record is a row.
+        Function that turns a JSON record into several rows; None if each record is one row.
     conduct
-        Roles and names of the columns on turns, classes and aborts.
+        Pairs of role and column for turns, priority classes and aborts.
     chars_per_token
-        Characters per token, by which lengths are divided if the file has text.
+        Characters per token, for files that hold text instead of token counts.
     """
 
     name: str
@@ -233,26 +233,26 @@ COLUMN_ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
 
 
 def choose(file: str, columns: Collection[str], wanted: str = "") -> TraceFormat:
-    """Choose the format of a file by its columns.
+    """Choose the format of a file by the names of its columns.
 
     Parameters
     ----------
     file
         Name of the file, for messages.
     columns
-        Names of its columns.
+        Names of the file's columns.
     wanted
-        Name of the format asked for; empty for the one that fits.
+        Name of the format that the user asks for; empty to recognise it.
 
     Returns
     -------
     TraceFormat
-        The format, with those of its columns that the file has.
+        The format, reduced to those of its columns that the file has.
 
     Raises
     ------
     InputError
-        If no format fits, or the wanted one lacks a column.
+        If no format fits, or the requested one lacks a column.
     """
     if wanted:
         if wanted not in TRACE_FORMATS:

@@ -56,19 +56,25 @@ class Uniform:
 
 
 def choose_lengths(prompt: TokenLengths, generate: TokenLengths, equal: bool = False) -> Lengths:
-    """Build the distributions of lengths that two options describe.
+    """Build the distributions of lengths that the options ``--prompt`` and ``--generate`` describe.
 
     Parameters
     ----------
     prompt, generate
-        Lengths of prompts and of answers.
+        Values of the options.
     equal
-        Whether one number means that all are alike, instead of a mean with a spread.
+        Whether a single number is the length of every request, instead of the mean of a
+        distribution.
+
+    Returns
+    -------
+    Lengths
+        Distributions of prompt and generated lengths.
 
     Raises
     ------
     InputError
-        For a sample that is not there, and for ``equal`` with lengths that are not.
+        For an unknown sample, or if ``equal`` is set and an option is not a single number.
     """
     if equal and {prompt.kind, generate.kind} != {"mean"}:
         raise InputError("--lengths equal: expected one number for --prompt and --generate")
@@ -98,20 +104,20 @@ def _distribution(name: str, asked: TokenLengths, sigma: float) -> Margin:
 
 
 def choose_longest(lengths: Lengths, context: int) -> int:
-    """Choose the longest request to draw.
+    """Choose the length at which drawn requests are cut.
 
     Parameters
     ----------
     lengths
-        What requests are drawn from.
+        Distributions of prompt and generated lengths.
     context
-        Longest request that engines take. [tokens]
+        Longest request that the engine accepts. [tokens]
 
     Returns
     -------
     int
-        The context; where requests exceed it on average, cutting them would answer another
-        question, so they are drawn as asked for and engines refuse them. [tokens]
+        The context. If requests exceed it on average, they are not cut, because the engine is meant
+        to refuse them, and the result is the largest length of any request. [tokens]
     """
     prompt, generate = draw_lengths(lengths, MEAN_QUANTILES)
     return context if prompt.mean() + generate.mean() <= context else LONGEST_REQUEST
@@ -120,22 +126,22 @@ def choose_longest(lengths: Lengths, context: int) -> int:
 def draw_lengths(
     lengths: Lengths, count: int, longest: float = np.inf, seed: int = 0
 ) -> tuple[Integers, Integers]:
-    """Draw prompt and generated tokens, no sequence longer than a model's context.
+    """Draw prompt and generated lengths of requests that fit in a model's context.
 
-    Quantiles are spread evenly and put in a random order, so that even few requests have the
-    distribution's mean and tail. Where the context cuts the longest, the others are stretched to
-    keep the mean.
+    Quantiles are spread evenly and put in random order, so that even few requests have the mean and
+    the tail of the distribution. If the context cuts the longest requests, the others are stretched
+    to keep the mean.
 
     Parameters
     ----------
     lengths
-        What they are drawn from; prompts and answers independently of each other.
+        Distributions of prompt and generated lengths, which are drawn independently.
     count
-        Requests.
+        Number of requests.
     longest
-        Most prompt and generated tokens of a sequence; longer ones are cut. [tokens]
+        Most prompt and generated tokens of a request. [tokens]
     seed
-        The same seed gives the same lengths.
+        Seed of the random numbers.
 
     Returns
     -------

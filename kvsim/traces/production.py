@@ -32,14 +32,15 @@ TILTS = (0.02, 50.0)
 
 @frozen
 class EngineMetrics:
-    """Names of an engine's Prometheus metrics; histograms are named without ``_bucket``.
+    """Names of an engine's Prometheus metrics.
 
     Attributes
     ----------
     prompt, generate
-        Histograms of prompt and generated lengths.
+        Histograms of prompt and generated lengths, without the suffix ``_bucket``.
     hits, queries
-        Counters of prefix-cache hits and look-ups, the first that exists is used.
+        Names that the counters of prefix-cache hits and look-ups may have; the first one that
+        exists is used.
     """
 
     prompt: str
@@ -69,16 +70,16 @@ Series = tuple[str, Mapping[str, str], Floats, Floats]
 
 @frozen
 class LengthHistogram:
-    """Lengths of the requests that finished between consecutive scrapes of an engine's metrics.
+    """Lengths of requests, counted between consecutive scrapes of an engine's metrics.
 
     Attributes
     ----------
     times
         Times of the scrapes. (t + 1,) [s]
     edges
-        Upper bounds of the buckets, the last one infinite. (b,) [tokens]
+        Upper bounds of the buckets; the last one is infinite. (b,) [tokens]
     counts
-        Requests by interval between scrapes and by bucket. (t, b)
+        Number of requests by interval between scrapes and by bucket. (t, b)
     total
         Sum of all lengths; 0 if it is not known. [tokens]
     """
@@ -90,19 +91,24 @@ class LengthHistogram:
 
 
 def read_matrix(document: Any, where: str) -> list[Series]:
-    """Read the series of a range query's answer.
+    """Read the time series of a Prometheus range query.
 
     Parameters
     ----------
     document
-        The parsed JSON of Prometheus.
+        Parsed JSON answer of ``/api/v1/query_range``.
     where
-        What messages call the text.
+        Name of the file in messages.
+
+    Returns
+    -------
+    list of Series
+        Name, labels, times and values of each series.
 
     Raises
     ------
     InputError
-        If it is not one.
+        If it is not such an answer.
     """
     try:
         if document["data"]["resultType"] != "matrix":
@@ -120,21 +126,26 @@ def read_matrix(document: Any, where: str) -> list[Series]:
 
 
 def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Series]:
-    """Read the series of several texts of /metrics, taken at equal intervals.
+    """Read the time series of several scrapes of ``/metrics`` that were taken at equal intervals.
 
     Parameters
     ----------
     texts
-        Texts in order.
+        Texts of the scrapes in order.
     where
-        What messages call each text.
+        Name of each text in messages.
     every
-        Time between two texts. [s]
+        Interval between two scrapes. [s]
+
+    Returns
+    -------
+    list of Series
+        Name, labels, times and values of each series.
 
     Raises
     ------
     InputError
-        If a line is none of the format.
+        If a line is not in Prometheus' text format.
     """
     values: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int, float]] = {}
     for i, (text, place) in enumerate(zip(texts, where, strict=True)):
@@ -162,26 +173,26 @@ def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Serie
 
 
 def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests, list[str]]:
-    """Draw a trace that matches an engine's metrics.
+    """Draw a trace that agrees with the metrics of a vLLM or SGLang server.
 
     Parameters
     ----------
     series
-        Series of the engine's metrics.
+        Time series of the engine's metrics.
     where
-        What messages call the text.
+        Name of the file in messages.
     seed
         Seed of the random numbers.
 
     Returns
     -------
-    tuple[Requests, list[str]]
-        The trace, and notes on what is not known of it.
+    tuple of Requests and list of str
+        The trace, and remarks on what the metrics do not tell.
 
     Raises
     ------
     InputError
-        If there are no histograms of lengths, or nothing was counted.
+        If there are no histograms of lengths, or no request was counted.
     """
     engine = next(
         (e for e in METRICS_BY_ENGINE.values() if _named_series(series, f"{e.prompt}_bucket")), None
@@ -332,24 +343,24 @@ CLOCK = "%d/%b/%Y:%H:%M:%S %z"
 
 
 def read_spans(documents: list[object], where: str) -> tuple[Requests, list[str]]:
-    """Read the requests of spans with token counts, in the JSON of OTLP.
+    """Read requests from OpenTelemetry spans that have token counts.
 
     Parameters
     ----------
     documents
-        The parsed files.
+        Parsed files in the JSON encoding of OTLP.
     where
-        What messages call the text.
+        Name of the files in messages.
 
     Returns
     -------
-    tuple[Requests, list[str]]
-        The trace, and notes on what was left out.
+    tuple of Requests and list of str
+        The trace, and remarks on spans that were left out.
 
     Raises
     ------
     InputError
-        If no span has them.
+        If no span has token counts.
     """
     rows = []
     left_out = 0
@@ -402,7 +413,7 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
 def read_access_log(
     lines: Iterator[str], lengths: Lengths, where: str, seed: int
 ) -> tuple[Requests, list[str]]:
-    """Read the arrivals of an access log in the common or combined format; lengths are drawn.
+    """Read arrival times from an access log in the common or combined log format, and draw lengths.
 
     Parameters
     ----------
@@ -411,19 +422,19 @@ def read_access_log(
     lengths
         Joint distribution of prompt and generated lengths. [tokens]
     where
-        What messages call the text.
+        Name of the log in messages.
     seed
         Seed of the random numbers.
 
     Returns
     -------
-    tuple[Requests, list[str]]
-        The trace, and notes on what was left out.
+    tuple of Requests and list of str
+        The trace, and remarks on lines that were left out.
 
     Raises
     ------
     InputError
-        If no line is of an answered request for tokens.
+        If no line is a successful POST to a completions endpoint.
     """
     times, skipped = [], 0
     for line in lines:

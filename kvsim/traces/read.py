@@ -116,12 +116,19 @@ class TracePart:
 
 
 class Reader:
-    """Reads a trace in pieces.
+    """Reads a trace in parts, so that it need not fit in memory.
+
+    Parameters
+    ----------
+    source
+        A path, or ``sample:NAME``.
+    options
+        How to read it; by default the format is recognised by its columns.
 
     Raises
     ------
     InputError
-        If the file is no trace of a known format; while reading, for the first row that breaks a
+        If the file is not a trace of a known format. While reading: for the first row that breaks a
         rule, or if arrivals descend or change their unit.
     """
 
@@ -141,6 +148,12 @@ class Reader:
         ------
         TracePart
             Consecutive requests, with arrivals in seconds from the first one of the trace.
+
+        Raises
+        ------
+        InputError
+            For the first row that breaks a rule, unless such rows are left out; or if no row is
+            left.
         """
         layout = self.layout
         policy = RowPolicy(
@@ -295,7 +308,12 @@ def renumbered(ids: Integers) -> Integers:
     Parameters
     ----------
     ids
-        Any ids, shape (n,).
+        Any ids. (n,)
+
+    Returns
+    -------
+    array
+        The new ids. (n,)
     """
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     numbers = np.empty(len(first), dtype=np.int64)
@@ -304,12 +322,14 @@ def renumbered(ids: Integers) -> Integers:
 
 
 def resolve_conduct(conduct: Conduct, name: str) -> dict[str, Any]:
-    """Resolve sessions and parents into row numbers, and drop columns without information.
+    """Resolve the columns on turns, priority classes and aborts of a whole trace.
+
+    Sessions and parents become indices of rows, and columns without information are dropped.
 
     Parameters
     ----------
     conduct
-        Columns on turns, classes and aborts.
+        Columns by role, as a :class:`Reader` returns them.
     name
         Name of the file, for messages.
 
@@ -321,7 +341,7 @@ def resolve_conduct(conduct: Conduct, name: str) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If a turn stands before the one that it follows.
+        If a turn comes before the one that it follows.
     """
     found: dict[str, Any] = {}
     if "session" in conduct:
@@ -522,12 +542,17 @@ def write(path: Path, requests: Requests) -> None:
 
 
 def pieces(requests: Requests) -> Iterator[TracePart]:
-    """Split a trace into pieces, as a reader hands them out.
+    """Split a trace into parts of limited size, such as a :class:`Reader` returns.
 
     Parameters
     ----------
     requests
         The trace.
+
+    Yields
+    ------
+    TracePart
+        Consecutive requests.
     """
     for first in range(0, len(requests), PIECE_ROWS):
         some = requests[first : first + PIECE_ROWS]
@@ -551,25 +576,30 @@ def write_parquet(
     told: Callable[[int], None] = lambda rows: None,
     further: tuple[str, ...] = (),
 ) -> int:
-    """Write pieces as they arrive, and return the number of requests.
+    """Write the parts of a trace to a Parquet file as they arrive.
 
     Parameters
     ----------
     path
-        Where to.
+        Path of the file.
     parts
-        Requests in order; prefix blocks keep the ids they have.
+        Consecutive requests; ids of prefix blocks are written unchanged.
     block_tokens
         Tokens per prefix block; 0 for none. [tokens]
     told
-        Called with the requests written so far.
+        Function that is called with the number of requests written so far.
     further
-        Names of the columns in ``conduct`` of every part.
+        Names of the columns in ``conduct`` of every part that are written.
+
+    Returns
+    -------
+    int
+        Number of requests.
 
     Raises
     ------
     InputError
-        If the place cannot be written, or whatever reading the parts raises; nothing is left.
+        If the file cannot be written; also errors from reading the parts. Nothing is left behind.
     """
     import pyarrow as pa
     from pyarrow import parquet

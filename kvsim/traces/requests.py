@@ -142,7 +142,7 @@ class Requests:
 
     @property
     def sessions(self) -> Integers:
-        """Index of the first turn of each request's session. (n,)"""
+        """Index of the first turn of the session that each request belongs to. (n,)"""
         found = np.arange(len(self))
         if self.parent is None:
             return found
@@ -285,10 +285,10 @@ MAX_SENT_REQUESTS = 100_000
 
 
 def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
-    """Scale a trace in time to a mean arrival rate, repeating it if it becomes too short.
+    """Scale a trace's arrival times to a mean rate, and repeat it if it becomes too short.
 
-    The gaps between arrivals are scaled by one factor, so that bursts remain. Each repetition gets
-    new prefix blocks, so that it finds none of its prompts in a cache.
+    All gaps between arrivals are scaled by the same factor, so that bursts remain. Each repetition
+    has its own prefix blocks, so that its prompts are not in any cache.
 
     Parameters
     ----------
@@ -297,10 +297,15 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
     per_second
         Mean arrival rate. [requests/s]
 
+    Returns
+    -------
+    tuple of Requests and int
+        The scaled trace, and how many copies of the original it consists of.
+
     Raises
     ------
     InputError
-        For a trace whose requests all arrive at once: it has no rate.
+        If all requests of the trace arrive at once, so that it has no rate.
     """
     if requests.duration <= 0:
         raise InputError(

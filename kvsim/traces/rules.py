@@ -36,16 +36,16 @@ RULES = {
 
 
 class Broken(NamedTuple):
-    """A violated rule.
+    """A rule that a value of a trace breaks.
 
     Attributes
     ----------
     rule
         Name of the rule, a key of ``RULES``.
     column
-        Name of the column.
+        Name of the column; empty if it concerns the whole row.
     got
-        The value found there, as text.
+        The value, as text.
     """
 
     rule: str
@@ -110,22 +110,23 @@ class Blocks:
 
 @dataclass
 class RowChunk:
-    """Rows of a trace as read from the file.
+    """Consecutive rows of a trace, as read from the file.
 
     Attributes
     ----------
     place
         What ``positions`` count: "line", "item" or "row".
     positions
-        Where each row is in the file. (n,)
+        Position of each row in the file. (n,)
     arrival, prompt, generate
-        Columns of these roles.
+        Columns with these roles.
     blocks
         Prefix blocks; None if the file has none.
     torn
-        Violated rule by position, for rows of which no column could be read.
+        Broken rule by position, for rows of which no column could be read; they are not among the
+        n.
     conduct
-        Columns on turns, classes and aborts, by role.
+        Columns on turns, priority classes and aborts, by role.
     """
 
     place: str
@@ -174,18 +175,19 @@ class LeftOut:
 
 @frozen
 class RowPolicy:
-    """How rows that break a rule are handled.
+    """Decides what happens to rows that break a rule.
 
     Attributes
     ----------
     file
-        The trace's name, for messages.
+        Name of the trace, for messages.
     skip
-        Leave broken rows out and count them; else the first one is an error.
+        Whether such rows are left out and counted; otherwise the first one is an error.
     failed
-        What 0 generated tokens mean in the format: left out, never an error; empty if nothing.
+        What 0 generated tokens mean in the format. Such rows are always left out; empty if they are
+        errors like others.
     block_tokens
-        Prompt tokens per block. [tokens]
+        Prompt tokens per prefix block. [tokens]
     """
 
     file: str
@@ -261,14 +263,19 @@ def _check(chunk: RowChunk, block_tokens: int, zero_is_failed: bool) -> None:
 
 
 def check_conduct(role: str, column: TraceColumn) -> TraceColumn:
-    """Fill in empty values of a column on turns, classes or aborts, and mark what breaks a rule.
+    """Check a column on turns, priority classes or aborts, and fill in its empty values.
 
     Parameters
     ----------
     role
-        Role of the column.
+        Role of the column, a key of ``CONDUCT_DEFAULTS``.
     column
-        The column.
+        The column, which is changed.
+
+    Returns
+    -------
+    TraceColumn
+        The same column, in which values that break a rule are marked.
     """
     column.values = column.values.copy()  # Arrow's are read-only
     for row, broken in list(column.broken.items()):

@@ -66,7 +66,13 @@ class Source:
         return "json" if line[:1] == b"[" else "csv"
 
     def open(self) -> IO[bytes]:
-        """Open the file for reading decompressed bytes from the start."""
+        """Open the file for reading.
+
+        Returns
+        -------
+        file object
+            Decompressed bytes from the start of the file.
+        """
         if self.codec == "gzip":
             return cast(IO[bytes], gzip.open(self.path))
         if self.codec:
@@ -90,7 +96,7 @@ class Source:
                 first = False
 
     def read(self, stream: IO[bytes], count: int) -> bytes:
-        """Read bytes of an open stream; errors of the compressed data name the file.
+        """Read bytes of an open stream.
 
         Parameters
         ----------
@@ -98,6 +104,16 @@ class Source:
             The open stream.
         count
             Most bytes to read. [B]
+
+        Returns
+        -------
+        bytes
+            The bytes; empty at the end.
+
+        Raises
+        ------
+        InputError
+            If the compressed data is cut off or damaged.
         """
         try:
             return stream.read(count)
@@ -105,12 +121,17 @@ class Source:
             raise self.damaged(problem) from None
 
     def damaged(self, problem: Exception) -> InputError:
-        """Create the error for a compressed file that cannot be read.
+        """Create the error about compressed data that cannot be read.
 
         Parameters
         ----------
         problem
-            What the decompressor raised.
+            Exception that the decompressor raised.
+
+        Returns
+        -------
+        InputError
+            The error, to be raised.
         """
         short = isinstance(problem, EOFError) or "runcated" in str(problem)
         how = "ends too early" if short else f"is damaged ({problem})"
@@ -119,17 +140,22 @@ class Source:
 
 
 def find(name: str) -> Source:
-    """Find the file behind a path or ``sample:NAME``.
+    """Find the file that a path or ``sample:NAME`` refers to.
 
     Parameters
     ----------
     name
         Path, or name of a sample.
 
+    Returns
+    -------
+    Source
+        The file, and what its first bytes tell of it.
+
     Raises
     ------
     InputError
-        If there is no such file, it is empty, or packed in a way kvsim does not read.
+        If there is no such file, it is empty, or in an archive format that kvsim does not read.
     """
     path = Path(name)
     if name.startswith(SAMPLE):

@@ -237,13 +237,24 @@ class ResampledArrivals(Arrivals):
     times: tuple[float, ...] = (0.0,)
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """Not used: arrivals are not drawn from a load."""
+        """Not available: these arrivals are drawn without a load.
+
+        Parameters
+        ----------
+        random, duration
+            Not used.
+
+        Raises
+        ------
+        NotImplementedError
+            In any case.
+        """
         raise NotImplementedError
 
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """Concatenate resampled days, with the number of clients scaled to the rate.
+        """Draw arrivals of consecutive resampled days, with clients scaled to the rate.
 
         Parameters
         ----------
@@ -264,7 +275,7 @@ class ResampledArrivals(Arrivals):
         Raises
         ------
         InputError
-            If that would be more requests than a trace may have.
+            If there would be more requests than a trace may have.
         """
         if max(requests or 0, rate * (duration or 0.0)) > MAX_DRAWN:
             raise InputError(f"more than {MAX_DRAWN:,} requests; lower the rate or the duration")
@@ -437,12 +448,17 @@ class Lengths:
 
 
 def fit_lengths(requests: Requests) -> Lengths:
-    """Fit the joint lengths of a trace: percentiles, and their rank correlation.
+    """Fit the joint distribution of a trace's lengths: percentiles, and their rank correlation.
 
     Parameters
     ----------
     requests
         The trace.
+
+    Returns
+    -------
+    Lengths
+        The distribution.
     """
     spearman = rank_correlation(requests.prompt, requests.generate) or 0.0
     return Lengths(
@@ -539,12 +555,12 @@ def reuse(block_tokens: int, share: float, depth: float, distance: float) -> Pre
     block_tokens
         Prompt tokens per block. [tokens]
     share
-        Share of the requests whose prefix an earlier request has, 0 to 1.
+        Share of the requests that have a prefix in common with an earlier request, 0 to 1.
     depth
-        Mean share of a prompt that is reused, 0 to 1; uniformly distributed around it, as widely as
-        0 and 1 allow.
+        Mean share of such a prompt that is in common, 0 to 1. The share is uniformly distributed
+        around it, as widely as the limits 0 and 1 allow.
     distance
-        Median number of requests since the earlier one; exponentially distributed. [requests]
+        Median number of requests since that earlier one; exponentially distributed. [requests]
 
     Returns
     -------
@@ -747,12 +763,22 @@ PREFIX_SETTINGS: dict[str, dict[str, Setting]] = {
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Parse an arrival process: poisson, gamma:cv=.., onoff:on=..,off=.. or diurnal:..
+    """Parse an arrival process, such as ``poisson``, ``gamma:cv=2`` or ``onoff:on=10,off=30``.
 
     Parameters
     ----------
     text
-        The text.
+        Name of the process, and its settings after a colon.
+
+    Returns
+    -------
+    Arrivals
+        The process.
+
+    Raises
+    ------
+    InputError
+        For an unknown process or setting, or a value out of range.
     """
     known = {name: settings for name, (_, settings) in ARRIVAL_SETTINGS.items()}
     name, values = _parse("arrivals", text, known)
@@ -760,12 +786,23 @@ def parse_arrivals(text: str) -> Arrivals:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Parse joint lengths: lognormal with medians and sigmas, or empirical:FILE with a trace's.
+    """Parse a joint distribution of lengths.
 
     Parameters
     ----------
     text
-        The text.
+        ``lognormal`` with medians and sigmas after a colon, or ``empirical:FILE`` for the lengths
+        of a trace.
+
+    Returns
+    -------
+    Lengths
+        The distribution.
+
+    Raises
+    ------
+    InputError
+        For an unknown distribution or setting, a value out of range, or a file that is not a trace.
     """
     if text.startswith(FROM_FILE):
         from kvsim.traces.read import load
@@ -780,12 +817,22 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def parse_prefixes(text: str) -> Prefixes:
-    """Parse prefix reuse, where a share of the requests use part of their prompt again.
+    """Parse a model of prefix reuse.
 
     Parameters
     ----------
     text
-        As ``reuse:share=..,depth=..``.
+        ``reuse`` with its settings after a colon, as ``reuse:share=0.7,depth=0.5``.
+
+    Returns
+    -------
+    Prefixes
+        The model.
+
+    Raises
+    ------
+    InputError
+        For an unknown setting, or a value out of range.
     """
     _, values = _parse("prefixes", text, PREFIX_SETTINGS)
     return reuse(int(values["block"]), values["share"], values["depth"], values["distance"])
