@@ -254,11 +254,26 @@ def _uncertainty(
     deviation = np.sqrt(np.diag(covariance))
     for name, error, width in zip(seen, deviation, slopes[sensitive], strict=True):
         errors[name] = float(error * np.sqrt(variance) * width)
-    correlation = covariance / np.outer(deviation, deviation)
-    pairs = tuple(
-        (seen[i], seen[j])
-        for i in range(len(seen))
-        for j in range(i)
-        if abs(correlation[i, j]) > 0.95
+    return errors, list_confused(seen, covariance)
+
+
+def list_confused(names: Sequence[str], covariance: Array) -> tuple[tuple[str, str], ...]:
+    """List the pairs of fitted numbers whose estimates correlate by more than 0.95.
+
+    Parameters
+    ----------
+    names
+        Names of the numbers. (n,)
+    covariance
+        Covariance of their estimates. (n, n)
+
+    Returns
+    -------
+    tuple of (str, str)
+        The pairs.
+    """
+    deviation = np.sqrt(np.diag(covariance))
+    correlated = np.abs(covariance / np.outer(deviation, deviation)) > 0.95
+    return tuple(
+        (names[i], names[j]) for i in range(len(names)) for j in range(i) if correlated[i, j]
     )
-    return errors, pairs

@@ -162,10 +162,7 @@ def _result(path: Path, found: Mapping[str, object]) -> _Log:
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise InputError(f"{path}: lists of unequal length ({said}); expected one entry a request")
-    columns: dict[str, list[float]] = {
-        k: [] for k in ("start", "prompt", "generate", "ttft", "rest")
-    }
-    where, served = [], []
+    where, served, rows = [], [], []
     for i in range(count):
         at = f"request {i + 1}"
         prompt, generate, ttft = (
@@ -188,28 +185,18 @@ def _result(path: Path, found: Mapping[str, object]) -> _Log:
             raise InputError(
                 f"{path}, {at}, itls: got {min(numbers):g}; expected seconds, not below 0"
             )
-        rest = sum(numbers)
-        for key, value in zip(columns, (0.0, prompt, generate, ttft, rest), strict=True):
-            columns[key].append(value)
+        rows.append((prompt, generate, ttft, sum(numbers)))
         where.append(at)
         served.append(i)
-    table = {name: np.array(values, float) for name, values in columns.items()}
+    prompts, generated, ttfts, rests = np.array(rows, float).reshape(-1, 4).T
     if starts is not None:
-        table["start"] = np.array([_number(path, "start_times", starts[i]) for i in served], float)
+        start = np.array([_number(path, "start_times", starts[i]) for i in served], float)
     else:
-        table["start"] = _starts(path, found, table["ttft"] + table["rest"])
-    first = table["start"] + table["ttft"]
+        start = _starts(path, found, ttfts + rests)
+    first = start + ttfts
     model = found.get("model_id") or found.get("model") or found.get("tokenizer_id") or ""
-    return _Log(
-        table["start"],
-        table["prompt"],
-        table["generate"],
-        first,
-        first + table["rest"],
-        where,
-        count - len(served),
-        model if isinstance(model, str) else "",
-    )
+    model, failed = model if isinstance(model, str) else "", count - len(served)
+    return _Log(start, prompts, generated, first, first + rests, where, failed, model)
 
 
 def _starts(path: Path, found: Mapping[str, object], took: Array) -> Array:

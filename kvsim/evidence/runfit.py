@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.evidence.leastsquares import FAR_OFF
+from kvsim.evidence.leastsquares import FAR_OFF, list_confused
 from kvsim.evidence.loadtests import check_possible
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.frozen import frozen
@@ -369,7 +369,7 @@ class _Search:
             if done:
                 break
         spread, covariance = self._spread(slopes, weights, precision, residuals)
-        return places, spread, _pairs(terms, covariance)
+        return places, spread, list_confused([term.keys[0] for term in terms], covariance)
 
     def _linear(
         self, terms: Sequence[Move], places: Array, residuals: Array
@@ -401,18 +401,6 @@ class _Search:
         jackknife = (JACKKNIFE_BLOCKS - 1) / JACKKNIFE_BLOCKS * np.sum(np.square(shifts), axis=0)
         covariance = np.linalg.inv(precision)
         return np.sqrt(jackknife + np.diag(covariance)), covariance
-
-
-def _pairs(terms: Sequence[Move], covariance: Array) -> tuple[tuple[str, str], ...]:
-    """Keys whose estimates move together."""
-    deviation = np.sqrt(np.diag(covariance))
-    alike = np.abs(covariance / np.outer(deviation, deviation)) > 0.95
-    return tuple(
-        (terms[i].keys[0], terms[j].keys[0])
-        for i in range(len(terms))
-        for j in range(i)
-        if alike[i, j]
-    )
 
 
 def ratios(run: MeasuredRun, found: Outcome, rows: slice) -> Array:

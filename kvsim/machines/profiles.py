@@ -614,19 +614,13 @@ def _loaded(
     if over is not None:  # of a version: what it has otherwise, on every card
         profile = replace(_merge_profiles(profile, over), lists=profile.lists)
     stated = profile.numbers | profile.flags
+    texts: dict[str, Any] = {key: x for key, x in profile.texts.items() if "." not in key}
     return _stating(
         Stack(
             name=(f"{engine}@" if engine else "") + file.name.removesuffix(".toml"),
-            title=profile.texts["title"],
-            version=profile.texts.get("version", ""),
-            extends=profile.texts.get("extends", ""),
+            **texts,
             near=profile.lists.get("near", ()),
             cards=cards,
-            basis=profile.texts["basis"],
-            error=profile.texts["error"],
-            fit=profile.texts.get("fit", ""),
-            device=profile.texts.get("device", ""),
-            date=profile.texts.get("date", ""),
             free=profile.free,
             checked=_checked(profile),
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),

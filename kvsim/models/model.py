@@ -10,41 +10,6 @@ from kvsim.frozen import frozen
 from kvsim.models.kinds import Indexer, LayerShape, Recurrence
 
 
-def parameters(model: "Model") -> int:
-    """Count all weights of the checkpoint.
-
-    Parameters
-    ----------
-    model
-        The model.
-
-    Returns
-    -------
-    int
-        Parameters, with all experts. [numbers]
-    """
-    embedding = (model.vocab + model.learned_positions) * model.hidden + model.tables
-    head = 0 if model.tied else model.vocab * model.hidden
-    return embedding + _layers(model, model.experts) + head + model.head_bias * model.vocab
-
-
-def active_parameters(model: "Model") -> int:
-    """Count the weights that one token is multiplied with.
-
-    Parameters
-    ----------
-    model
-        The model.
-
-    Returns
-    -------
-    int
-        Parameters of the layers with the active experts, and of the head. [numbers]
-    """
-    head = model.vocab * model.hidden + model.head_bias * model.vocab
-    return _layers(model, model.experts_active) + head
-
-
 def mixer_parameters(model: "Model", shape: LayerShape) -> int:
     """Count the weights of a layer's mixer: matrices, biases, inner norms and sinks.
 
@@ -457,7 +422,9 @@ class Model:
         Embedding, learned positions, every layer with all its experts, final norm and LM head,
         which costs nothing where it is tied. Multi-token-prediction modules are not counted.
         """
-        return parameters(self)
+        embedding = (self.vocab + self.learned_positions) * self.hidden + self.tables
+        head = 0 if self.tied else self.vocab * self.hidden
+        return embedding + _layers(self, self.experts) + head + self.head_bias * self.vocab
 
     @cached_property
     def active_parameters(self) -> int:
@@ -466,7 +433,8 @@ class Model:
         Every layer with the chosen experts only, final norm and LM head, tied or not; a lookup
         in the embedding or in the learned positions reads one row and is left out.
         """
-        return active_parameters(self)
+        head = self.vocab * self.hidden + self.head_bias * self.vocab
+        return _layers(self, self.experts_active) + head
 
     def shard(self, tp: int) -> "Model":
         """Return the part of the model that one tensor-parallel GPU holds.

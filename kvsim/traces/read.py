@@ -276,29 +276,23 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("arrival", "prompt", "generate")
     )
-    ids = counts = None
+    requests = Requests(np.zeros(arrival.size), prompt, generate)
     if reader.layout.blocks:
-        ids = np.concatenate([part.block_ids for part in parts if part.block_ids is not None])
+        ids = np.concatenate([p.block_ids for p in parts if p.block_ids is not None])
         counts = np.concatenate([p.block_counts for p in parts if p.block_counts is not None])
+        start = np.concatenate([[0], np.cumsum(counts)])
+        blocks = ids, start, reader.layout.block_tokens
+        requests = Requests(requests.arrival, prompt, generate, *blocks)
     conduct = {role: np.concatenate([p.conduct[role] for p in parts]) for role in parts[0].conduct}
     parts.clear()
     if reader.options.sort:
         order = np.argsort(arrival, kind="stable")
-        arrival, prompt, generate = (
-            arrival[order] - arrival[order[0]],
-            prompt[order],
-            generate[order],
-        )
+        arrival, requests = arrival[order] - arrival[order[0]], requests.take(order)
         conduct = {role: values[order] for role, values in conduct.items()}
-        if ids is not None and counts is not None:
-            ids, counts = ids[_gather(counts, order)], counts[order]
-    turns = resolve_conduct(conduct, source)
-    requests = Requests(arrival, prompt, generate, **turns)
-    if ids is not None and counts is not None:
-        start = np.concatenate([[0], np.cumsum(counts)])
-        requests = Requests(
-            arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens, **turns
-        )
+    known = resolve_conduct(conduct, source)
+    if requests.block_ids is not None:
+        known["block_ids"] = renumbered(requests.block_ids)
+    requests = replace(requests, arrival=arrival, **known)
     return Trace(requests, source, reader.layout.name, reader.left_out, reader.notes())
 
 
@@ -417,15 +411,6 @@ def unit_changes(raw: Floats, origin: float) -> int | None:
             if 0.8 < lands < 1.25 and factor / 3 < gap_after / max(gap_before, 1e-12) < factor * 3:
                 return int(row)
     return None
-
-
-def _gather(counts: Integers, order: Integers) -> Integers:
-    """Positions of the blocks of the rows in ``order``."""
-    start = np.concatenate([[0], np.cumsum(counts)[:-1]])[order]
-    lengths = counts[order]
-    shift = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-    places: Integers = np.arange(len(shift), dtype=np.int64) + shift
-    return places
 
 
 def _layout(source: Source, options: ReadOptions) -> TraceFormat:

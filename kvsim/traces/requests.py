@@ -175,16 +175,7 @@ class Requests:
         first, last, step = rows.indices(len(self))
         if step != 1:
             raise InputError(f"slice step {step}: expected consecutive requests")
-        last = max(first, last)
-        part = {name: getattr(self, name)[first:last] for name in ("arrival", "prompt", "generate")}
-        part |= self._conduct(np.arange(first, last))
-        if self.block_ids is None or self.block_start is None:
-            return Requests(**part)
-        start = self.block_start[first : last + 1]
-        ids = self.block_ids[start[0] : start[-1]]
-        return Requests(
-            **part, block_ids=ids, block_start=start - start[0], block_tokens=self.block_tokens
-        )
+        return self.take(np.arange(first, max(first, last)))
 
     def take(self, rows: Integers, arrival: Floats | None = None) -> "Requests":
         """Select requests by index; ids of prefix blocks are unchanged.
