@@ -39,8 +39,8 @@ from kvsim.serving.simulate import Run, draw_rates, find_acceptance, usual_route
 from kvsim.techniques import parse, parse_several
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import load as load_attention
-from kvsim.traces.requests import Requests, at_rate
-from kvsim.traces.resample import MOST_REQUESTS
+from kvsim.traces.requests import Requests
+from kvsim.traces.resample import MOST_REQUESTS, at_rate
 
 MAX_RUNS = 32
 """Combinations of values that one command runs."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -269,65 +268,6 @@ class Requests:
         if self.block_ids is not None and self.block_start is not None:
             for first, last in pairwise(self.block_start):
                 yield self.block_ids[first:last]
-
-
-LEAST_S = 120.0  # that a load lasts, so that sequences in flight settle [s]
-MAX_SENT_REQUESTS = 100_000
-
-
-def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
-    """Scale a trace's arrival times to a mean rate, and repeat it if it becomes too short.
-
-    All gaps between arrivals are scaled by the same factor, so that bursts remain. Each repetition
-    has its own prefix blocks, so that its prompts are not in any cache.
-
-    Parameters
-    ----------
-    requests
-        The trace.
-    per_second
-        Mean arrival rate. [requests/s]
-
-    Returns
-    -------
-    tuple of Requests and int
-        The scaled trace, and how many copies of the original it consists of.
-
-    Raises
-    ------
-    InputError
-        If all requests of the trace arrive at once, so that it has no rate.
-    """
-    if requests.duration <= 0:
-        raise InputError(
-            "--req-s: the requests of this trace all arrive at once; expected a trace with arrival "
-            "times, such as one that kvsim traces generate makes"
-        )
-    count = len(requests)
-    one = requests.scaled(per_second * requests.duration / (count - 1))
-    period = count / per_second  # the gap before a repetition is the mean gap [s]
-    copies = min(ceil(LEAST_S / period), max(1, MAX_SENT_REQUESTS // count))
-    return (one if copies == 1 else _repeated(one, copies, period)), copies
-
-
-def _repeated(requests: Requests, copies: int, period: float) -> Requests:
-    arrival = (np.arange(copies)[:, None] * period + requests.arrival).ravel()
-    prompt, generate = np.tile(requests.prompt, copies), np.tile(requests.generate, copies)
-    kept: dict[str, Any] = {
-        name: np.tile(column, copies)
-        for name in CONDUCT
-        if (column := getattr(requests, name)) is not None
-    }
-    if requests.parent is not None:
-        behind = np.arange(copies)[:, None] * len(requests) + requests.parent
-        kept["parent"] = np.where(requests.parent >= 0, behind, -1).ravel()
-    if requests.block_ids is None or requests.block_start is None:
-        return Requests(arrival, prompt, generate, **kept)
-    own = int(requests.block_ids.max(initial=-1)) + 1
-    ids = (np.arange(copies)[:, None] * own + requests.block_ids).ravel()
-    ends = np.arange(copies)[:, None] * requests.block_start[-1] + requests.block_start[1:]
-    start = np.concatenate([[0], ends.ravel()])
-    return Requests(arrival, prompt, generate, ids, start, requests.block_tokens, **kept)
 
 
 LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers

@@ -11,9 +11,11 @@ References
 """
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
+from kvsim.errors import InputError
 from kvsim.traces.requests import Floats, Integers, Requests
 
 TRACE_BLOCKS = 24  # enough to differ, and each long enough to keep queues and bursts
@@ -167,3 +169,43 @@ def _assemble(
         parent = np.where(parent < np.arange(rows.size), parent, -1)
         some = replace(some, parent=parent, think=think)
     return some, rows
+
+
+LEAST_S = 120.0  # that a load lasts, so that sequences in flight settle [s]
+MAX_SENT_REQUESTS = 100_000
+
+
+def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
+    """Scale a trace's arrival times to a mean rate, and repeat it if it becomes too short.
+
+    All gaps between arrivals are scaled by the same factor, so that bursts remain. Each repetition
+    has its own prefix blocks, so that its prompts are not in any cache.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    per_second
+        Mean arrival rate. [requests/s]
+
+    Returns
+    -------
+    tuple of Requests and int
+        The scaled trace, and how many copies of the original it consists of.
+
+    Raises
+    ------
+    InputError
+        If all requests of the trace arrive at once, so that it has no rate.
+    """
+    if requests.duration <= 0:
+        raise InputError(
+            "--req-s: the requests of this trace all arrive at once; expected a trace with arrival "
+            "times, such as one that kvsim traces generate makes"
+        )
+    count = len(requests)
+    one = requests.scaled(per_second * requests.duration / (count - 1))
+    period = count / per_second  # the gap before a repetition is the mean gap [s]
+    copies = min(ceil(LEAST_S / period), max(1, MAX_SENT_REQUESTS // count))
+    rows, copy = np.tile(np.arange(count), copies), np.repeat(np.arange(copies), count)
+    return _assemble(one, rows, copy, one.arrival[rows] + copy * period, copy)[0], copies

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import InputError
-from kvsim.traces.requests import Requests, at_rate
+from kvsim.traces.requests import Requests
+from kvsim.traces.resample import at_rate
 
 BLOCKS = [[0, 1, 2], [0, 1], [], [3]]
 
