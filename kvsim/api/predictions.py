@@ -87,8 +87,6 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
             f"of stack {where.stack.name}; name others with --technique, or compare them with "
             "`kvsim explore`"
         )
-    for reason in found.answer.left_out:
-        print_note(f"left out: {reason}")
     return found
 
 

@@ -28,7 +28,6 @@ from kvsim.techniques.technique import MIXED_LAYERS, Technique
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
 WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
-GAP_END = ", so the prediction interval is wider"  # ends a gap in words
 WIDEST = 10.0  # an interval reaches at most this factor to either side
 NUMBER_KINDS = {
     "decode": "time per output token",
@@ -268,7 +267,7 @@ def evidence_for(
         f"with {deployment.weights} weights",
     )
     gap = _gap(same, asked, deployment.stack.unmeasured)
-    words = "; ".join(filter(None, [_words(nearest, all(same), asked), gap]))
+    words = ". ".join(filter(None, [_words(nearest, all(same), asked), gap]))
     return KnownError(nearest, words, low, high, all(same), gap)
 
 
@@ -586,7 +585,7 @@ def _differs(e: LedgerEntry, asked: Mechanisms, name: str) -> bool:
 
 def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
     counted = RUN_WORDS.get(e.kind, ("run", "runs"))[e.rows != 1]
-    rows = f"{e.rows:,} {name_holdout(e)} {counted}"
+    rows = f"{e.rows:,} held-out {counted}"
     where = "other GPUs" if e.device == ANY else e.device
     error = f"median error {format_plain(100 * e.median, 2)} %"
     if exact:
@@ -594,27 +593,14 @@ def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
     return f"validated on {rows} of {e.engine} with {e.technique} on {where} ({error})"
 
 
-def name_holdout(entry: LedgerEntry) -> str:
-    """Say whether an entry's rows were held out of a fit, or are runs of the user.
-
-    Parameters
-    ----------
-    entry
-        Line of the ledger.
-
-    Returns
-    -------
-    str
-        "held-out" or "measured".
-    """
-    return "measured" if entry.held_out == HELD_OUT_RUN else "held-out"
-
-
 def _gap(same: tuple[bool, ...], asked: tuple[str, ...], unmeasured: str) -> str:
     none = [words for words, known in zip(asked, same, strict=True) if not known]
-    told = [f"none {' or '.join(none)}"] if none else []
+    told = [f"none is {' or '.join(none)}"] if none else []
     told += [unmeasured] if unmeasured else []
-    return f"{'; '.join(told)}{GAP_END}" if told else ""
+    if not told:
+        return ""
+    gap = "; ".join(told)
+    return f"{gap[0].upper()}{gap[1:]}, so the prediction interval is wider"
 
 
 def _guess(why: str) -> KnownError:

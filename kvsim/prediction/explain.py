@@ -29,7 +29,7 @@ LIMITS = {
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
-SMALL_PRODUCTS = "products of few rows"
+SMALL_PRODUCTS = "small GEMMs"
 SERVER = "host work for requests, next to the GPU"
 
 

@@ -17,6 +17,7 @@ from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.quality.measured import (
+    FACTS,
     PERPLEXITY,
     Harshness,
     QualityRun,
@@ -348,10 +349,15 @@ class Evidence:
             return "same tokens as full-precision KV"
         if self.kind == "none":
             return f"no evidence: {self.missing}"
-        shares = (f"{100 * share:.1f} %" for share in (self.low, self.loss, self.high))
+        shares = (f"{100 * share:.1f}" for share in (self.low, self.loss, self.high))
         low, loss, high = (text.replace("-0.0", "0.0") for text in shares)
-        interval = f" (95 % interval {low} to {high})" if self.high > self.low else ""
-        text = f"loss of {self.unit} {loss}{interval}: {self.worst} ({self.source})"
+        told = f"{loss} %"
+        told += f" (95 % interval {low} to {high} %)" if self.high > self.low else ""
+        text = {
+            PERPLEXITY: f"perplexity higher by {told}",
+            FACTS: f"planted facts found fewer by {told}",
+        }.get(self.unit, f"scores lower by {told}")
+        text = f"{text}: {self.worst} ({self.source})"
         return f"{text}; {self.missing}" if self.missing else text
 
 

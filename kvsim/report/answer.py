@@ -5,7 +5,7 @@ The verdict is one paragraph of at most 60 words. The sections after it are orde
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
@@ -17,10 +17,6 @@ MAX_CHANGES = 3  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 
 SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
-MAX_COMMAND_WORDS = (
-    MAX_VERDICT_WORDS // 2
-)  # words of a command line that leave room for what it gives
-
 
 TILES: dict[str, tuple[str, Callable[[float], str]]] = {
     "requests_per_s": ("requests/s", lambda x: rounded(x, 3)),
@@ -192,38 +188,5 @@ def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
     for text in wanted:
         if text and len(" ".join([*kept, text]).split()) <= MAX_VERDICT_WORDS:
             kept.append(text)
-    return " ".join(kept)
-
-
-def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
-    """Add the command that starts an inference engine to the verdict of an answer.
-
-    The first command of at most ``MAX_COMMAND_WORDS`` words is taken. Sentences at the end of the
-    verdict are dropped if the verdict would exceed ``MAX_VERDICT_WORDS`` words with it. Commands
-    are removed from the answer's ``settings``.
-
-    Parameters
-    ----------
-    answer
-        The answer.
-    rows
-        Configurations of engines, as :func:`kvsim.emit.engines.write_settings` returns them.
-
-    Returns
-    -------
-    Answer
-        A copy with the command, or the same answer if no command is short enough.
-    """
-    told = next(
-        (row for row in rows if row["line"] and len(row["line"].split()) <= MAX_COMMAND_WORDS), None
-    )
-    if told is None:
-        return answer
-    line = f"{told['engine']}: {told['line']}"
-    kept: list[str] = []
-    for sentence in SENTENCE.split(answer.verdict):
-        if len(" ".join([*kept, sentence, line]).split()) > MAX_VERDICT_WORDS:
-            break
-        kept.append(sentence)
-    others = [text for text in answer.settings if not COMMAND.match(text)]  # nor the line twice
-    return replace(answer, verdict=" ".join([*kept, line]), settings=others)
+    told = " ".join(kept)
+    return f"F{told[1:]}" if told.startswith("full KV") else told

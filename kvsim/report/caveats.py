@@ -172,9 +172,9 @@ def describe_host_link(prediction: Prediction) -> list[str]:
         times.append(f"TPOT {units.seconds(float(slow.tpot_s[0]))}")
     rate = d.hardware.links["link"].bandwidth
     return [
-        f"all-reduces through the host at {rate / 1e9:.3g} GB/s; at {SLOWEST_SUMS / 1e9:.0f} GB/s, "
-        f"the slowest rate measured, {' and '.join(times)}. --allreduce-bandwidth gives yours, "
-        "the busbw of nccl-tests"
+        f"all-reduces through the host at {rate / 1e9:.3g} GB/s. At {SLOWEST_SUMS / 1e9:.0f} GB/s, "
+        f"the slowest rate measured: {' and '.join(times)}. Set your rate (busbw of nccl-tests) "
+        "with --allreduce-bandwidth"
     ]
 
 
@@ -227,8 +227,7 @@ def _sentence(
     card = prediction.deployment.hardware.name
     return (
         f"{ENGINE_TITLES[own]}'s {KERNEL_NAMES[name]} take {mine} of the {whole} of kernel time in "
-        "a "
-        f"{what}; {ENGINE_TITLES[other]}'s, also measured on {card}, would take {theirs} "
+        f"a {what}. Those of {ENGINE_TITLES[other]}, also measured on {card}, would take {theirs} "
         f"(--stack {other})."
     )
 

@@ -11,12 +11,10 @@ import numpy as np
 from kvsim.evidence import published
 from kvsim.evidence.ledger import (
     ANY,
-    GAP_END,
     NUMBER_KINDS,
     LedgerEntry,
     evidence_for,
     merge,
-    name_holdout,
     shipped,
 )
 from kvsim.machines.deployment import Deployment
@@ -29,6 +27,8 @@ from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
 INTERVAL = "80 % prediction interval"
+SEVERAL_GAPS = "They are of another engine, technique or GPU, so the prediction interval is wider"
+ASSUMED_PREFIX = re.compile("^assumed( host)?: ")
 ISO_DATE = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
 MAX_LISTED = 3  # engines and techniques whose errors on a card are told
@@ -186,33 +186,24 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
     if not known:
         return []
     ranges = ", ".join(f"{name} {x.low:.2f} to {x.high:.2f}" for name, x in known.items())
-    about: dict[str, dict[str, list[str]]] = {}
-    gaps = {name: found.gap.removesuffix(GAP_END) for name, found in known.items()}
-    alike = len({gap for gap in gaps.values() if gap}) < 2
+    about: dict[str, list[str]] = {}
+    stack = deployment.stack
+    if stack.basis == "calibrated" and stack.family not in {e.engine for e in shipped()}:
+        own = f"Held-out error of stack {stack.name}: {stack.error or 'not measured'}."
+        return [f"{INTERVAL}: {ranges} times the prediction.", own]
     for name, found in known.items():
         e = found.entry
         if e is not None:
-            where = "other GPUs" if e.device == ANY else e.device
             error = "" if about else "median error "
             error += f"{units.format_number(100 * e.median, 2)} %"
-            where += "" if alike or not gaps[name] else f" ({gaps[name]})"
-            cards = about.setdefault(
-                f"{name_holdout(e)} runs of {e.engine} with {e.technique}: ", {}
-            )
-            cards.setdefault(where, []).append(f"{e.rows:,} {name}s ({error})")
-    told = "; ".join(
-        which + ", ".join(f"{' and '.join(runs)} on {where}" for where, runs in cards.items())
-        for which, cards in about.items()
-    )
-    lacking = next(filter(None, gaps.values()), "")
-    if lacking and alike:
-        told += f"; {lacking}{GAP_END}"
-    elif lacking:
-        told += "; prediction intervals are wider where runs of the same kind are missing"
-    return [
-        f"{INTERVAL}: {ranges} times the prediction.",
-        f"{told[0].upper()}{told[1:]}.",
-    ]
+            where = "other GPUs" if e.device == ANY else e.device
+            kind = f"of {e.engine} with {e.technique} on {where}"
+            about.setdefault(kind, []).append(f"{e.rows:,} {name}s ({error})")
+    told = "; ".join(f"{' and '.join(counts)} {kind}" for kind, counts in about.items())
+    gaps = {found.gap for found in known.values() if found.gap}
+    closest = "Closest held-out measurements" if gaps else "Held-out measurements"
+    wider = f" {gaps.pop()}." if len(gaps) == 1 else f" {SEVERAL_GAPS}." if gaps else ""
+    return [f"{INTERVAL}: {ranges} times the prediction.", f"{closest}: {told}.{wider}"]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:
@@ -221,19 +212,19 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
     own = Counter(stack for *what, stack in _rows() if what == [card, technique])
     if own:
         told = ", ".join(f"{count} with {stack}" for stack, count in own.most_common())
-        other = "" if deployment.stack.name in own else f"; none with {deployment.stack.name}"
+        other = "" if deployment.stack.name in own else f", none with {deployment.stack.name}"
         return [f"Published timings of {technique} on {card} (`kvsim reproduce`): {told}{other}."]
     if here:
         others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
-        return [f"No published timing of {technique} on {card}; others there: {others}."]
+        return [f"No timing of {technique} on {card} is published; other timings there: {others}."]
     if _held_out(card):
         return []  # the ledger's lines say what
     near = _find_nearest_card(deployment.hardware)
     count = sum(hardware == near for hardware, *_ in _rows())
     kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
     return [
-        f"No time per token was measured on {card}{kernels}; the closest GPU with any is "
-        f"{_called(near)} ({count} published timings). `kvsim calibrate` measures yours."
+        f"No TPOT was measured on {card}{kernels}. The closest GPU with published timings is "
+        f"{_called(near)} ({count}). `kvsim calibrate` measures yours."
     ]
 
 
@@ -253,15 +244,15 @@ def describe_accuracy(machine: Hardware) -> str:
     here = _held_out(machine.name)
     if here:
         return (
-            f"On {machine.name}, on held-out runs: {_errors(here)}. Other engines and "
-            f"techniques were not measured there; `calibrate --from-run` fits to a log of your "
-            f"server."
+            f"Errors on {machine.name}, on held-out measurements: {_errors(here)}. Other engines "
+            f"and techniques were not measured there; `kvsim calibrate --from-run` fits a stack to "
+            f"a log of your server."
         )
     return (
-        f"Nothing was measured on {machine.name}. Held-out errors on "
-        f"other cards: {_errors(_held_out(ANY))}. The closest card with published times is "
-        f"{_called(_find_nearest_card(machine))}. `kvsim calibrate` measures this one, "
-        f"`calibrate --from-run` fits to a log of your server."
+        f"Nothing was measured on {machine.name}. Errors on other GPUs, on held-out measurements: "
+        f"{_errors(_held_out(ANY))}. The closest GPU with published timings is "
+        f"{_called(_find_nearest_card(machine))}. `kvsim calibrate` measures this GPU; `kvsim "
+        f"calibrate --from-run` fits a stack to a log of your server."
     )
 
 
@@ -277,8 +268,8 @@ def _held_out(device: str) -> list[LedgerEntry]:
 def _errors(entries: Sequence[LedgerEntry]) -> str:
     """Errors as a list in a sentence."""
     told = [
-        f"{e.engine} with {e.technique} is off by {units.percent(e.median)} (median) and "
-        f"{units.percent(e.p90)} (90th percentile) on {e.rows:,} numbers"
+        f"{e.engine} with {e.technique}: median {units.percent(e.median)}, 90th percentile "
+        f"{units.percent(e.p90)} of {e.rows:,} measurements"
         for e in entries[:MAX_LISTED]
     ]
     return "; ".join(told)
@@ -299,9 +290,9 @@ def describe_technique_rows(technique: str) -> str:
     """
     cards = Counter(hardware for hardware, name, _ in _rows() if name == technique)
     if not cards:
-        return f"No published time of {technique} is compared with predictions."
+        return f"No timing of {technique} is published."
     told = ", ".join(f"{count} on {card}" for card, count in cards.most_common())
-    return f"Published times compared with predictions by `kvsim reproduce`: {told}."
+    return f"Published timings (`kvsim reproduce` compares them with predictions): {told}."
 
 
 def _find_nearest_card(hardware: Hardware) -> str:
@@ -373,8 +364,8 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
         "disk.write_Bps": bound_by == "writes to the disk",
     }
     return [
-        f"{HOST[key]}, of {hardware.name}'s host: "
-        f"{hardware.sources.get(key, 'a guess').removeprefix('assumed: ')}"
+        f"{HOST[key]} of {hardware.name}: "
+        f"{ASSUMED_PREFIX.sub('', hardware.sources.get(key, 'a guess'))}"
         for key, needed in rests.items()
         if needed and ASSUMED in hardware.sources.get(key, ASSUMED).lower()
     ]
@@ -420,11 +411,11 @@ def merge_notes(rows: Sequence[tuple[str, Row]]) -> list[str]:
             about.setdefault(note, []).append(label)
     lines = []
     for note, labels in sorted(about.items(), key=lambda item: -len(item[1])):
-        name = labels[0].partition(", ")[0]
-        if labels == [label for label, _ in rows if label.partition(", ")[0] == name]:
-            several = name  # at all its points
+        names = list(dict.fromkeys(label.partition(", ")[0] for label in labels))
+        if labels == [label for label, _ in rows if label.partition(", ")[0] in names]:
+            several = ", ".join(names)  # at all their points
         else:
-            several = f"{labels[0]} and {len(labels) - 1} more" if labels[1:] else labels[0]
+            several = f"{labels[0]}, and {len(labels) - 1} more" if labels[1:] else labels[0]
         which = "" if len(labels) == len(rows) else f" ({several})"
         lines.append(f"{which}: {note}.")
     return lines

@@ -260,9 +260,21 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
         same = [r["params"] for r in rows if r["technique"] == row["technique"]]
         others = [k for k, v in row["params"].items() if any(p.get(k) != v for p in same)]
         told = ", ".join(f"{k} {simplify(row['params'][k])}" for k in others)
-        name = str(row["params"]["format"] if row["technique"] == "cache" else row["technique"])
+        name = name_row(row)
         found.append(f"{name} ({told})" if told and row["technique"] != "cache" else name)
     return found
+
+
+def name_row(row: Row) -> str:
+    """Name the technique of a row in a sentence, without its settings.
+
+    Parameters
+    ----------
+    row
+        A row with ``technique`` and ``params``.
+    """
+    name = str(row["params"]["format"] if row["technique"] == "cache" else row["technique"])
+    return SPOKEN.get(name, name)
 
 
 def list_settings(names: dict[str, str]) -> list[str]:

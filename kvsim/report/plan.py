@@ -13,7 +13,7 @@ from kvsim.planner.question import needed_option
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.report import caveats, evidence, names, units
-from kvsim.report.answer import BRIEF, SENTENCE, Answer, add_command_line, verdict
+from kvsim.report.answer import BRIEF, SENTENCE, Answer, verdict
 from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     SPOKEN,
@@ -95,7 +95,6 @@ def make_result(
         first, *others = SENTENCE.split(answer.verdict)
         answer = replace(answer, verdict=verdict([told, first], others))
     if engines:
-        answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
     compared = _entries(fields)

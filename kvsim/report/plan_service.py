@@ -14,7 +14,7 @@ from kvsim.planner.remedies import Otherwise
 from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan, compare_options
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
-from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
+from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.json import Row, number, pick
 from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
 from kvsim.report.phrases import (
@@ -112,7 +112,6 @@ def make_result(
             for one in turns
         ]
     if engines:
-        answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
     shown = _table(rows, plan)

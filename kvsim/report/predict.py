@@ -26,7 +26,10 @@ from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
 from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
+    SPOKEN,
     distinct_names,
+    name_row,
+    phrase_technique,
     ranks,
     settings,
     short_names,
@@ -110,9 +113,9 @@ def predict_points(
     for t in techniques:
         reason = t.refuses_released(deployment)
         if reason and len(techniques) == 1:
-            raise InputError(f"{t.name} cannot run here: {reason}")
+            raise InputError(f"{phrase_technique(t)} cannot run here: {reason}")
         if reason:
-            left_out.append(f"{t.name} cannot run here: {reason}")
+            left_out.append(f"{phrase_technique(t)} cannot run here: {reason}")
             continue
         # each batch is served in as many parts as divide it
         columns = [column] if t.tiles() == 1 else np.split(column, column.size)
@@ -121,14 +124,14 @@ def predict_points(
                 p = made(t, deployment, some, prompt, generate)
                 found += [at_batch(p, i) for i in range(some.size)]
     if not found:
-        raise InputError(f"--technique: none can run there; {left_out[0]}")
+        raise InputError(f"--technique: none can run here; {left_out[0]}")
     rows = [prediction(p) for p in found]
     for p, row in zip(found, rows, strict=True):
         row["refused"] = why_refused(p.technique, p.deployment, p.prompt, p.generate)
         if row["refused"] == "cache" and row["fits"]:
             row["notes"].append(
                 f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
-                "request: its KV cache is larger than what the weights leave"
+                "request, because its KV cache does not fit next to the weights"
             )
     if ranked:
         order = sorted(
@@ -235,7 +238,7 @@ def _summarize_drafts(gains: Sequence[Row]) -> list[str]:
         each = [f"{speedup[b]:.2f}x at batch {b}" for b in sorted(ends, key=int)]
         told.append(f"{names[row['notation']]} {', '.join(each)}")
     more = f"; {len(told) - MAX_NOTES} more with --verbose" if len(told) > MAX_NOTES else ""
-    return [f"Speed-up by drafts: {'; '.join(told[:MAX_NOTES])}{more}."] if told else []
+    return [f"Speed-up from drafts: {'; '.join(told[:MAX_NOTES])}{more}."] if told else []
 
 
 def prediction(prediction: Prediction) -> Row:
@@ -513,7 +516,7 @@ def _find_fastest(rows: Sequence[Row]) -> Row:
 
 
 def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
-    what = f"{row['technique']} on {row['gpu']} at {_describe_load(row)}"
+    what = f"{name_row(row)} on {row['gpu']} at {_describe_load(row)}"
     if row["fits"]:
         limit = phrases.explain_limit(row["bound_by"], row["generate"])
         needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}.", limit]
@@ -539,7 +542,7 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
 
 def _note_max_batch(row: Row) -> str:
     if not row["max_batch"]:
-        return "Not even one sequence of this length fits."
+        return "Not even one such sequence fits."
     return f"At most {units.integer(row['max_batch'])} such sequences fit."
 
 
@@ -554,13 +557,13 @@ def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     share = break_even_acceptance(last, full)
     if not share:
         return ""
-    if share > 1:
-        return f"At batch {units.integer(float(last.batch[0]))} no acceptance makes it pay."
     gamma, at = last.technique.settings.get("gamma"), units.integer(float(last.batch[0]))
+    if share > 1:
+        return f"At batch {at}, drafts do not pay at any acceptance rate."
     drafted = ""
     if isinstance(gamma, int | float):
         drafted = f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
-    return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
+    return f"At batch {at}, it breaks even at an acceptance rate of {share:.2f}{drafted}."
 
 
 def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[int]:
@@ -583,9 +586,8 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     told = f"{names[id(best)]} is fastest on {at}:"
     if not best["fits"]:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
-        none = f"None of the {len(rows)} techniques fits on {at}"
-        least_of = f"{names[id(least)]}, which needs least, takes {phrases.describe_memory(least)}"
-        return verdict([f"{none}: {least_of}."])
+        needs = f"{names[id(least)]} needs least: {phrases.describe_memory(least)}"
+        return verdict([f"No technique fits on {at}; {needs}."])
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
         limit = phrases.explain_limit(best["bound_by"], best["generate"])
@@ -603,33 +605,33 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         needed = [f"Full KV is the best choice on {at}: {phrases.describe_times(full)}."]
         needed += [f"{compare(row)}." for row in ([close] if slow is close else [close, slow])]
         told = phrases.explain_limit(slow["bound_by"], slow["generate"])
-        wanted = [told.replace("Limit:", f"Limit of {slow['technique']}:", 1)]
+        wanted = [told.replace("Limit:", f"Limit of {name_row(slow)}:", 1)]
         return verdict(needed, [accepted, *wanted])
     ratio, saving = phrases.speed_ratio(best, full), phrases.describe_saving(best, full)
-    told = f"{told} {phrases.describe_times(best)}, {units.times(ratio)} full KV's{saving}."
-    error = f"; within the prediction error of {names[id(best)]}"
-    compared = [f"{compare(r, 'full', '')}{error if id(r) in as_good else ''}." for r in others]
+    gain = f"It is {units.times(ratio)} as fast as full KV{saving}."
+    error = f", which is within the prediction error of {names[id(best)]}"
+    compared = [f"{compare(r, 'full KV', '')}{error if id(r) in as_good else ''}." for r in others]
     limit = phrases.explain_limit(best["bound_by"], best["generate"])
-    return verdict([told], [accepted, *compared, limit])
+    return verdict([f"{told} {phrases.describe_times(best)}.", gain], [accepted, *compared, limit])
 
 
 def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
-    names = dict.fromkeys(row["technique"] for row in rows)
+    names = dict.fromkeys(map(name_row, rows))
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
-    some = f"All {fits}" if fits == len(rows) else f"{fits} of {len(rows)}"
+    some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
     told = f"{some} points fit in memory."
     if not fits:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
         return verdict(
             [
-                f"None of the {len(rows)} points fits in memory on {best['gpu']}: the smallest, "
-                f"{least['technique']} at batch {units.integer(least['batch'])}, needs "
+                f"No point fits in memory on {best['gpu']}. The smallest, "
+                f"{name_row(least)} at batch {units.integer(least['batch'])}, needs "
                 f"{units.gib(least['gpu_bytes'])} GiB per GPU."
             ]
         )
-    fastest = f"Highest throughput: {best['technique']} at {where}: {phrases.describe_times(best)}."
+    fastest = f"Highest throughput: {name_row(best)} at {where}: {phrases.describe_times(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
     turn = _turn(rows, list(names))
@@ -638,13 +640,20 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
-    ranked = Counter(_find_fastest(here)["technique"] for here in points.values()).most_common()
+    ranked = Counter(name_row(_find_fastest(here)) for here in points.values()).most_common()
     if len(ranked) == 1:
-        return verdict([f"{ranked[0][0]} is fastest at all {len(points)} points.", fastest], [told])
+        return verdict(
+            [f"{ranked[0][0]} is fastest at {_all(len(points)).lower()} points.", fastest], [told]
+        )
     (first, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
     said = f"{first} is fastest at {most} of {len(points)} points{shares}."
     return verdict([said, fastest], [told])
+
+
+def _all(count: int) -> str:
+    """Write that all of some points are meant."""
+    return "Both" if count == 2 else f"All {count}"
 
 
 def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -653,8 +662,8 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
     if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
         return ""
     axis = axes[0]
-    base, other = names if names[0] == "full" else names[::-1]
-    speed = {(r["technique"], r[axis]): phrases.compared_rate(r) for r in rows}
+    base, other = names if names[0] == SPOKEN["full"] else names[::-1]
+    speed = {(name_row(r), r[axis]): phrases.compared_rate(r) for r in rows}
     points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
     if len(points) < 2:
         return ""
@@ -689,7 +698,7 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
         return "It"
     row = next(row for row in rows if not row["fits"])
     prompt = units.integer(row["prompt"])
-    return f"{row['technique']} at {_describe_load(row)}, prompt {prompt}"
+    return f"{name_row(row)} at {_describe_load(row)}, prompt {prompt}"
 
 
 def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str]:
@@ -698,19 +707,23 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     A pool on the GPU is not told where other memory is what limits the sequences.
     """
     t, d, generate = prediction.technique, prediction.deployment, prediction.generate
-    whose, at = (f" with {row['technique']}", f" at {_describe_load(row)}") if several else ("", "")
+    whose, at = (f" with {name_row(row)}", f" at {_describe_load(row)}") if several else ("", "")
     room = pool(t, d, prediction.prompt, generate)
     of = f" of {room.length:,} tokens" if several else ""
     if room.kept < room.length:
         of = f" that keep {room.kept:,} of {room.length:,} tokens"
     longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
     most = d.model.max_context
-    beyond = f" by memory; the context is {most:,}" if longest + generate > most else ""
+    beyond = f"; the model's context is {most:,}" if longest + generate > most else ""
     pools = (
         f"{POOL}{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [
         *([pools] if room.tokens and room.concurrency <= row["max_batch"] + 1 else []),
-        *([f"Longest prompt{at}: {longest:,} tokens{beyond}."] if longest else []),
+        *(
+            [f"Longest prompt that fits in memory{at}: {longest:,} tokens{beyond}."]
+            if longest
+            else []
+        ),
     ]

@@ -24,8 +24,9 @@ OF_REQUESTS = {
 }
 """What runs techniques that depend on what requests share, which a plan does not know (2026-11):
 docs.lmcache.ai, "CacheGen"; docs.vllm.ai, "Engine Arguments"."""
+OFFLOADED = "hf-offload-static"
 OFFLOAD_NOTE = (
-    "offload moves the active cache; for stored prefixes, use `kvsim simulate --host-cache`."
+    "offload moves the active cache. For stored prefixes, use `kvsim simulate --host-cache`."
 )
 
 
@@ -34,11 +35,17 @@ def _name_engines(prediction: Prediction) -> str:
     technique = prediction.technique
     able = list_engines(prediction)
     told = [join_titles(able)] if able else []
+    if (
+        "hf" in able
+        and technique.name == "offload"
+        and prediction.deployment.stack.name != OFFLOADED
+    ):
+        told[0] += f" (--stack {OFFLOADED} predicts its offloaded cache)"
     told += [OF_REQUESTS[technique.name]] if technique.name in OF_REQUESTS else []
     own = turboquant(technique.terms)  # some widths only, so that plans do not choose it unasked
-    told += [f"vLLM as {own}, whose measured speed --technique {own} predicts"] if own else []
+    told += [f"vLLM as {own} (--technique {own} predicts its measured speed)"] if own else []
     if not told and technique.name in ENGINES["hf"]:
-        told = [f"{join_titles(['hf'])}, whose times --stack hf-sdpa predicts"]
+        told = [f"{join_titles(['hf'])} (--stack hf-sdpa predicts its times)"]
     return ", ".join(told)
 
 
@@ -94,8 +101,8 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     """
     names = {_name(p.technique): _name_engines(p) for p in found}
     some = {name: engines for name, engines in names.items() if name != FULL} or names
-    listed = [f"{name} in {engines}" for name, engines in some.items() if engines]
-    said = [f"Engines: {'; '.join(listed)}."] if listed else []
+    listed = [f"{name} runs in {engines}" for name, engines in some.items() if engines]
+    said = [f"{'; '.join(listed)}."] if listed else []
     if none := [name for name, engines in some.items() if not engines]:
         said.append(f"No serving engine implements {' or '.join(none)}.")
     yield " ".join(said)
@@ -121,8 +128,8 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
-                f"Quality of {_name(t)}: kvsim knows no measurement of its loss for {model} or a "
-                f"similar model; `kvsim validate --quality` measures it."
+                f"Quality of {_name(t)}: no measurement of its loss is known for {model} or a "
+                f"similar model. `kvsim validate --quality` measures it."
             )
         else:
             differ = _settings_differ(known.worst, str(t))
@@ -145,7 +152,9 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     """
     known = [(_name(p.technique), loss) for p, loss in _losses(found)]
     told = [
-        f"{name}, {str(loss).partition(': ')[0]}" for name, loss in known if loss.kind != "none"
+        f"with {name}, {str(loss).partition(': ')[0]}"
+        for name, loss in known
+        if loss.kind != "none"
     ]
     more = [f"{len(told) - MAX_TOLD} more with --verbose"] if len(told) > MAX_TOLD else []
     unknown = [name for name, loss in known if loss.kind == "none"]

@@ -10,7 +10,7 @@ from kvsim.planner.question import Admission
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
-SAID = "host memory size, of a6000's host"
+SAID = "host memory size of a6000"
 ON = ("--model", "phi-3-mini-128k")
 AT = ("--batch", "8", "--prompt", "2000", "--generate", "100")
 ROWS = ("0,100000,40", "2000,100001,40", "4000,100002,40")  # none without the host's memory

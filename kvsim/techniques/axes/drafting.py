@@ -172,12 +172,12 @@ class Rounds(Drafting):
         if not self.gamma or (found is None and self.acceptance not in ("auto", *TASKS)):
             return ""
         if self._unknown:
-            return "an acceptance (nothing published)"
+            return "an acceptance rate (none is published)"
         if found is None or self._published:
-            return f"an acceptance ({self.accepted / self.gamma:.2f})"
+            return f"an acceptance rate of {self.accepted / self.gamma:.2f}"
         by_position = "/".join(f"{share:.2f}" for share in found.shares[:4])
         more = "/..." if self.gamma > 4 else ""
-        return f"an acceptance by position of {by_position}{more} ({found.source})"
+        return f"acceptance rates by position of {by_position}{more} ({found.source})"
 
     @property
     def spread(self) -> float:
@@ -267,7 +267,7 @@ class Selfdraft(Drafting):
         if self.acceptance != "auto" or not self.gamma:
             return ""
         rate = self.accepted / self.gamma
-        return f"an acceptance of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
+        return f"an acceptance rate of {rate:.2f}, the published mean for Llama-2-7B at 8k context"
 
     @property
     def _mlp(self) -> WeightFormat | None:

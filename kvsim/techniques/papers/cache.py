@@ -127,8 +127,8 @@ class Cache(Storage):
             return ""
         engines = dict.fromkeys(k.engine for k in load_kernels() if k.format == self.format)
         return (
-            f"{self.format} is a format of {' and '.join(engines)}, and stack "
-            f"{deployment.stack.name} has no kernel for it; give --stack {next(iter(engines))}"
+            f"only {' and '.join(engines)} have kernels for {self.format}, stack "
+            f"{deployment.stack.name} has none; give --stack {next(iter(engines))}"
         )
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ class Mtp(Head):
         if not self.gamma or model.family in FAMILIES_WITH_MTP:
             return ""
         return (
-            f"{model.name} was published without prediction modules of its own, as deepseek-v3 "
-            f"and qwen3-next-80b-a3b have; draft with eagle, draft or ngram"
+            f"{model.name} has no MTP modules (deepseek-v3 and qwen3-next-80b-a3b have); draft "
+            "with eagle, draft or ngram"
         )
 
     def layer_shape(self, deployment: Deployment) -> LayerShape:
