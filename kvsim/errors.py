@@ -3,6 +3,7 @@
 Every message is one line and says what is wrong, where, what was expected and how to mend it.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -14,6 +15,11 @@ EXTRAS = {
     "torch": ("validate", "calibrate and validate"),
 }
 """Packages that a plain installation lacks: the extra that has each, and what needs it."""
+
+
+NEAR = 0.55
+"""Likeness, from 0 to 1, from which a name is suggested instead of an unknown one."""
+MAX_NAMES = 40  # of which an error lists the first
 
 
 class InputError(ValueError):
@@ -86,7 +92,16 @@ def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> Input
         What else the user can do.
     """
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {some or 'none'}"
+    plain = {_squeeze(each): each for each in names}
+    near = [plain[each] for each in get_close_matches(_squeeze(name), plain, n=3, cutoff=NEAR)]
+    hint = (
+        f"known: {', '.join(names[:8])}{', ...' * (len(names) > 8)}" if names else "none is known"
+    )
+    if near or len(names) > MAX_NAMES:
+        hint = f"nearest: {', '.join(near)}" if near else "no known name is similar"
     return InputError(f"unknown {kind} {name[:80]!r}; {hint}{'; ' + mend if mend else ''}")
+
+
+def _squeeze(name: str) -> str:
+    """A name in lower case without separators."""
+    return re.sub("[-_ .]", "", name.lower())

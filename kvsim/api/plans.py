@@ -193,6 +193,9 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests:
             f"prompts of {prompt.first:,} tokens on average (p90 {long}) and answers of "
             f"{inputs.generate.first:,} (p90 {longer}), as in sample:chat"
         )
+        said = said.replace("of 1 tokens on average (p90 1)", "of 1 token").replace(
+            "1 (p90 1)", "1"
+        )
     else:
         said = f"prompts {_say(prompt)} and answers {_say(inputs.generate)}"
     if inputs.burst not in (None, 1):

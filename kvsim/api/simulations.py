@@ -131,10 +131,9 @@ class TraceRun:
         if self.otherwise:
             way = run.costs.rules.prefix_load
             found["row"]["prefix_load"] = way
-            means = [f"{_mean_ttft(x):.4g} s with {x.costs.rules.prefix_load}" for x in runs]
-            print_note(
-                f"--prefix-load auto chose {way} for {name}, as its mean TTFT is the shortest: "
-                f"{join_words(means)}"
+            others = join_words([x.costs.rules.prefix_load for x in runs if x is not run], "or")
+            print_once(
+                f"--prefix-load auto: {way} gives {name} a mean TTFT no longer than {others}"
             )
         if place is not None:
             write_run(place, run, mark, found)

@@ -38,9 +38,9 @@ NUMBER_KINDS = {
 """Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
 
 RUN_WORDS = {
-    "decode": ("time per output token", "times per output token"),
-    "prefill": ("time to the first token", "times to the first token"),
-    "wait": ("time to the first token under load", "times to the first token under load"),
+    "decode": ("TPOT", "TPOTs"),
+    "prefill": ("TTFT", "TTFTs"),
+    "wait": ("TTFT under load", "TTFTs under load"),
     "request": ("request latency", "request latencies"),
     "memory": ("peak memory", "peak memories"),
 }

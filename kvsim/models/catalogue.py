@@ -281,7 +281,7 @@ def unknown_model(typed: str) -> InputError:
     InputError
         The error, with the nearest names.
     """
-    mend = "or give a path to a config.json"
+    mend = "see `kvsim models`, or give a path to a config.json"
     if _repository(typed):
         mend += (
             f", which `hf download {typed.strip()[:80]} config.json` puts where kvsim finds it by "

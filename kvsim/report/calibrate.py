@@ -46,7 +46,7 @@ MEANINGS = {
     "memory": "share of the memory bandwidth that these kernels reach",
     "compute": "share of the arithmetic rate that these kernels reach",
     "step_s": "time of a pass outside its kernels",
-    "sequence_s": "further such time per sequence",
+    "sequence_s": "time of a pass outside its kernels, per sequence",
 }
 """Of what a run can tell of a stack, by the last part of a key."""
 

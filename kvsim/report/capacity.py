@@ -330,8 +330,7 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
         return said, ""
     return said, (
         f". {EXACT}, {'up to ' if stretch.changes else ''}{_shorten(stretch.name)} "
-        f"({usd(stretch.cost)} per "
-        "hour) would be enough"
+        f"({usd(stretch.cost)} per hour) would be enough"
     )
 
 
@@ -362,11 +361,11 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
             continue
         good = played.good_share(targets, mine)
         share = percent(float(mine.mean()))
-        said.append(f"{percent(good)} of the {share} that {_shorten(names[kind])} serves")
+        said.append(f"of the {share} that {_shorten(names[kind])} serves, only {percent(good)} do")
     if not said:
         return ""
     everyone = percent(played.good_share(targets))
-    return f"{everyone} of all requests meet the targets, but only {join_words(said)}."
+    return f"{everyone} of all requests meet the targets, but {join_words(said)}."
 
 
 def _describe_shortfall(answer: Row) -> list[str]:
@@ -427,7 +426,7 @@ def _summarize_certainty(answer: Row) -> str:
     """Where the probability in the verdict comes from, in a sentence."""
     sure = answer["certainty"]
     asked = any(sure[f"{name}_met"] is not None for name in ("ttft", "tpot"))
-    return f"Evidence: predicted times {sure['source']}." if asked else ""
+    return f"Evidence: {sure['source']}." if asked else ""
 
 
 def _describe_prices(answer: Row) -> str:

@@ -265,6 +265,18 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def name_technique(technique: Technique) -> str:
+    """Name a technique in a sentence, without its settings.
+
+    Parameters
+    ----------
+    technique
+        The technique; a cache of an engine is called by its format, as the engine calls it.
+    """
+    name = str(technique.settings["format"]) if technique.name == "cache" else technique.name
+    return SPOKEN.get(name, name)
+
+
 def name_row(row: Row) -> str:
     """Name the technique of a row in a sentence, without its settings.
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from shlex import join, quote, split
 from typing import TYPE_CHECKING
 
+from kvsim.emit.flags import MANUALS
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.explain import LIMITS, SERVER, SMALL_PRODUCTS
 from kvsim.prediction.generate import Prediction
@@ -15,7 +16,6 @@ from kvsim.report.names import params
 from kvsim.report.suitability import join_titles
 from kvsim.report.terminal import BLANK, Block, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
-from kvsim.techniques.released import SERVERS
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -333,8 +333,8 @@ def describe_command(engine: str, served: "Served", stack: str, replicas: int = 
     if found.line and replicas > 1:
         yield f"Start {replicas} of them behind a load balancer."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
-    if own in SERVERS and own != engine:
-        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+    if (timed := own.partition("-")[0]) in MANUALS and timed != engine:
+        yield f"The times are of {join_titles([timed])}; `--stack {engine}` predicts {title}'s."
 
 
 def _describe_ollama(served: "Served") -> Iterator[str]:
@@ -349,8 +349,8 @@ def _describe_ollama(served: "Served") -> Iterator[str]:
     }
     yield f"Ollama: {' '.join(f'{k}={v}' for k, v in told.items())} ollama serve"
     yield (
-        f"Ollama reserves {context:,} tokens for each of {many} requests at once; a shared cache, "
-        "as predicted here, is llama-server's (`--engine llamacpp` prints its command)."
+        f"Ollama reserves {context:,} tokens for each request at once. The cache shared by all "
+        "requests, as predicted here, is llama-server's: `--engine llamacpp` prints its command."
     )
 
 

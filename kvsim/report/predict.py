@@ -586,7 +586,7 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     told = f"{names[id(best)]} is fastest on {at}:"
     if not best["fits"]:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
-        needs = f"{names[id(least)]} needs least: {phrases.describe_memory(least)}"
+        needs = f"{names[id(least)]} needs the least, {phrases.describe_memory(least)}"
         return verdict([f"No technique fits on {at}; {needs}."])
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""

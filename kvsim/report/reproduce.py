@@ -192,13 +192,13 @@ def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
         if errors[use]:
             mean, worst = sum(errors[use]) / len(errors[use]), max(errors[use])
             told.append(
-                f"On {len(errors[use])} {said}, predictions are off by {units.percent(mean)} on "
-                f"average and {units.percent(worst)} at worst."
+                f"On {len(errors[use])} {said}, the mean error is {units.percent(mean)} and the "
+                f"largest {units.percent(worst)}."
             )
     cards = ", ".join(sorted({r.hardware for r in rows}))
-    odd = f"{len(errors['anomaly'])} rows contradict themselves or others and are excluded."
-    wanted = [f"They were measured on {cards}.", odd if errors["anomaly"] else ""]
-    return Answer(verdict(told or ["No rows about times or sizes."], wanted))
+    odd = f"{len(errors['anomaly'])} rows contradict themselves or other rows and are excluded."
+    wanted = [f"GPUs: {cards}.", odd if errors["anomaly"] else ""]
+    return Answer(verdict(told or ["The table has no times or sizes."], wanted))
 
 
 def _draw_errors(rows: list[PublishedRow], predicted: list[float]) -> list[Chart]:

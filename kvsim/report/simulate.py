@@ -74,8 +74,8 @@ HEADINGS = {
     "rate": "rate",
     "replicas": "replicas",
     "max_tokens": "tokens per pass",
-    "host_cache": "host tier GiB",
-    "nvme_cache": "NVMe tier GiB",
+    "host_cache": "host cache GiB",
+    "nvme_cache": "NVMe cache GiB",
     "prefix_load": "prefix load",
     "max_seqs": "sequences per pass",
     "hit_rate": "share in the cache",
@@ -173,13 +173,17 @@ def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
             several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
             model, context = deployment.model.name, row["max_model_len"]
             said = describe_refusals(row["refused_by"], model, context)
-            where = f" (in order of arrival number {which}{several})" if said else ""
-            line = f"{said or '0 refused'}{where}; {row['unfinished']} unfinished"
+            where = f" (by arrival: number {which}{several})" if said else ""
+            left = f"{row['unfinished']} unfinished" if row["unfinished"] else ""
+            line = "; ".join(filter(None, [f"{said}{where}", left]))
             found.setdefault(line, []).append(name)
         if row["aborted"]:
             line = f"{row['aborted']} aborted, with the turns that would have followed them."
             found.setdefault(line, []).append(name)
-    return [f"{', '.join(names)}: {line}" for line, names in found.items()]
+    return [
+        line if len(names) == len(rows) else f"{', '.join(names)}: {line}"
+        for line, names in found.items()
+    ]
 
 
 def _times_table(rows: Sequence[Row]) -> Table:
@@ -342,6 +346,10 @@ def _name(row: Row) -> str:
     return NAME_END.split(row["technique"])[0]
 
 
+def _spoken(row: Row) -> str:
+    return names.name_technique(parse(row["technique"]))
+
+
 def _figures(row: Row) -> Row:
     times = "ttft_s", "tpot_s", "output_tok_s", "goodput_per_s"
     others = "good_share", "kv_peak_share", "usd_per_million_tokens"
@@ -391,7 +399,7 @@ def _needed(
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
-    said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
+    said = [f"On {where} with {_spoken(row)}, {trace} has {times}, {tok}."]
     said += _describe_overload(row, arrive)
     if targets:
         share = row["good_share"]
@@ -441,21 +449,22 @@ def _changes(row: Row, deployment: Deployment, targets: str, fleet: str) -> Sequ
     refused = row["refused_by"]
     if refused["context"]:
         said.append(
-            f"{refused['context']:,} requests were refused because they exceed the context of "
-            f"{deployment.model.name}, {row['max_model_len']:,} tokens: choose a model with a "
-            "longer context, or give --max-model-len if your engine has another limit."
+            f"Requests longer than {row['max_model_len']:,} tokens, the context of "
+            f"{deployment.model.name}, were refused ({refused['context']:,}): choose a model with "
+            "a longer context, or set the engine's limit with --max-model-len."
         )
     if refused["cache"]:
         said.append(
-            f"{refused['cache']:,} requests were refused because they exceed the KV cache: use "
-            "more GPUs (--tp), narrower --weights, or a technique that keeps less on the GPU."
+            f"Requests larger than the KV cache were refused ({refused['cache']:,}): use more GPUs "
+            "(--tp), narrower --weights, or a technique that keeps less on the GPU."
         )
     if targets and row["good_share"] is not None and 100 * row["good_share"] < row["percentile"]:
-        said.append(f"Find the fleet that meets them: {fleet}")
+        said.append(f"To find a fleet that meets the targets: {fleet}")
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
-            f"{row['preemptions']:,} preemptions, because the KV cache was full; --max-seqs (vLLM: "
-            f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
+            f"The KV cache was full {row['preemptions']:,} times and requests were preempted; "
+            f"--max-seqs below {units.integer(row['mean_batch'] * 1.5)} (vLLM: --max-num-seqs) "
+            "would avoid most preemptions."
         )
     return said
 
@@ -514,9 +523,9 @@ def _describe_cases(
         ttft, tpot = (_list(rows, _p99(name)) for name in ("ttft_s", "tpot_s"))
         said = f"At {_list(rows, _value)} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}"
         return verdict([f"{said}; TPOT p99 {tpot}."], [met])
-    said = f"Best for {trace} on {where} is {HEADINGS[key]} {_value(best)}."
-    told = "; ".join(f"{_value(row)}: {_mean(row)}" for row in rows)
-    return verdict([said, f"Mean TTFT: {told}.", met])
+    said = f"{HEADINGS[key].capitalize()}: {_value(best)} is best for {trace} on {where}."
+    told = f"At {_list(rows, _value)}, mean TTFT is {_list(rows, _mean)}."
+    return verdict([said, told, met])
 
 
 def _list(rows: Sequence[Row], write: Callable[[Row], str]) -> str:
@@ -570,6 +579,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
     if not keeps_targets(best) and key != "prefill_replicas":
         best = _order_by_need(rows)[-1]  # the easiest to keep
     value, of = _value(best), f" for {best['percentile']:g} % of requests"
+    deployed = where.removeprefix(f"{best['replicas']} x ")
 
     def measured(row: Row) -> str:
         ttft, tpot = (units.seconds(row[name]["p99"] or 0.0) for name in ("ttft_s", "tpot_s"))
@@ -578,8 +588,8 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
 
     if not keeps_targets(best):
         what = {
-            "rate": f"load, down to {value} times {trace}'s",
-            "req_s": f"rate down to {value} requests per second",
+            "rate": f"load, down to {value}x the rate of {trace},",
+            "req_s": f"rate down to {value} requests/s",
             "replicas": f"number of replicas up to {value}",
             "hit_rate": f"hit rate up to {value}",
             "host_cache": f"host cache of up to {value} GiB",
@@ -589,12 +599,14 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     ways = {
-        "rate": f"{where} {keep} {targets}{of} up to {value} times the request rate of {trace}",
-        "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
-        "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
+        "rate": f"{where} {keep} {targets}{of} up to {value}x the rate of {trace}",
+        "req_s": f"{where} {keep} {targets}{of} up to {value} requests/s",
+        "replicas": f"{trace} needs at least {value} x {deployed} to meet {targets}{of}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
-        "host_cache": f"{where} {keep} {targets}{of} for {trace} with at least {value} GiB of "
-        f"host cache",
+        "host_cache": f"{where} {keep} {targets}{of} of {trace} "
+        + (
+            f"with a host cache of at least {value} GiB" if value != "0" else "without a host cache"
+        ),
     }
     if key == "prefill_replicas":
         prefill, all_of = int(best["case"][key]), where.replace(" x ", " ", 1)
@@ -613,28 +625,26 @@ def _describe_loads(
     rows: Sequence[Row], where: str, met: str, arrivals: Sequence[float | None]
 ) -> str:
     """Which loads are more than the machine serves, and how much memory the others take."""
-    times = _varied_option(rows) == "rate"
     late = [i for i, row in enumerate(rows) if (row["queue_s"]["p50"] or 0.0) > WAITING]
     some, kept = [rows[i] for i in late], [row for i, row in enumerate(rows) if i not in late]
     most = max((row["request_per_s"] or 0.0 for row in some), default=0.0)
     told = []
     if late:
-        rates = _list(some, _value) + (" times the trace's rate" if times else " requests/s")
+        rates = _list_loads(some)
         is_over = "are" if rows[0]["replicas"] > 1 else "is"
         over = f"{where} {is_over} overloaded at {rates}: "
         over += f"{'they complete' if is_over == 'are' else 'it completes'} at most "
-        over += f"{units.rate(most)} {'requests ' * times}per second"
+        over += f"{units.rate(most)} requests/s"
         need = [_count_replicas(rows[i], arrivals[i], most) for i in late]
         known = [f"{n:,}" for n in need if n]
         if len(known) == len(need):
             over += f", so about {join_words(list(dict.fromkeys(known)))} replicas are needed"
         told.append(f"{over}.")
     if kept:
-        unit = "times the trace's rate" if times else "requests per second"
         held = _list(kept, lambda row: units.size(row["kv_peak_bytes"]))
         shares = _list(kept, lambda row: units.percent(row["kv_peak_share"]))
         pool = units.size(rows[0]["kv_capacity_bytes"])
-        holds = f"At {_list(kept, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held}"
+        holds = f"At {_list_loads(kept)}, {_spoken(rows[0])} on {where} needs up to {held}"
         told.append(f"{holds} of KV cache ({shares} of its {pool}).")
     room = len(" ".join(told).split()) <= MAX_VERDICT_WORDS
     return verdict(
@@ -642,15 +652,22 @@ def _describe_loads(
         [
             *([] if room else told[1:]),
             met,
-            f"TTFT p99 at {_list(rows, _value)}: {_list(rows, _p99('ttft_s'))}.",
+            f"TTFT p99 at {_list_loads(rows)}: {_list(rows, _p99('ttft_s'))}.",
         ],
     )
+
+
+def _list_loads(rows: Sequence[Row]) -> str:
+    """Write the loads of runs, such as ``2 and 4 requests/s`` or ``1x and 4x the trace's rate``."""
+    if _varied_option(rows) == "rate" or "rate" in rows[0]["case"]:
+        return _list(rows, lambda row: f"{_value(row)}x") + " the trace's rate"
+    return f"{_list(rows, _value)} requests/s"
 
 
 def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
     """Which size of a tier is enough, and what each brings."""
     key = _varied_option(rows)
-    kind = "host tier" if key == "host_cache" else "NVMe tier"
+    kind = "host cache" if key == "host_cache" else "NVMe cache"
     ranked = sorted(rows, key=lambda row: row["case"][key])
     least, best = ranked[0], min(_ttft(row) for row in ranked)
     enough = next(

@@ -7,8 +7,8 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
-from kvsim.report.names import label
-from kvsim.techniques.released import CACHE, ENGINES, FULL, engines_running
+from kvsim.report.names import SPOKEN, label, name_technique
+from kvsim.techniques.released import ENGINES, FULL, engines_running
 from kvsim.techniques.technique import Technique
 
 KNOWN_BY = {
@@ -47,11 +47,6 @@ def _name_engines(prediction: Prediction) -> str:
     if not told and technique.name in ENGINES["hf"]:
         told = [f"{join_titles(['hf'])} (--stack hf-sdpa predicts its times)"]
     return ", ".join(told)
-
-
-def _name(technique: Technique) -> str:
-    """A technique's name; a cache of an engine is called by its format, as the engine calls it."""
-    return str(technique.settings["format"]) if technique.name == CACHE else technique.name
 
 
 def list_engines(prediction: Prediction) -> list[str]:
@@ -99,8 +94,8 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     str
         Sentences.
     """
-    names = {_name(p.technique): _name_engines(p) for p in found}
-    some = {name: engines for name, engines in names.items() if name != FULL} or names
+    names = {name_technique(p.technique): _name_engines(p) for p in found}
+    some = {name: engines for name, engines in names.items() if name != SPOKEN[FULL]} or names
     listed = [f"{name} runs in {engines}" for name, engines in some.items() if engines]
     said = [f"{'; '.join(listed)}."] if listed else []
     if none := [name for name, engines in some.items() if not engines]:
@@ -128,13 +123,13 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
-                f"Quality of {_name(t)}: no measurement of its loss is known for {model} or a "
-                f"similar model. `kvsim validate --quality` measures it."
+                f"Quality of {name_technique(t)}: no loss was measured on {model} or a similar "
+                "model. `kvsim validate --quality` measures it."
             )
         else:
             differ = _settings_differ(known.worst, str(t))
             other = ", measured with other settings" if differ else ""
-            yield f"Quality of {_name(t)}{other}: {known}."
+            yield f"Quality of {name_technique(t)}{other}: {known}."
 
 
 def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
@@ -150,7 +145,7 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     str
         One sentence, or none if all techniques are lossless.
     """
-    known = [(_name(p.technique), loss) for p, loss in _losses(found)]
+    known = [(name_technique(p.technique), loss) for p, loss in _losses(found)]
     told = [
         f"with {name}, {str(loss).partition(': ')[0]}"
         for name, loss in known

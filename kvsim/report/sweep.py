@@ -151,7 +151,7 @@ def _grid_answer(
     points: int, able: Sequence[Row], deployment: Deployment, left_out: Sequence[str]
 ) -> Answer:
     if not able:
-        return Answer(verdict([f"None of {points} points fits on {deployment.hardware.name}."]))
+        return Answer(verdict([f"No point fits in memory on {deployment.hardware.name}."]))
     best = able[0]
     name = best["technique"].partition(":")[0]
     times = f"TTFT {units.seconds(best['ttft_s'])}"
@@ -160,7 +160,7 @@ def _grid_answer(
     return Answer(
         verdict(
             [
-                f"Of {points} points {len(able)} fit on {deployment.hardware.name}.",
+                f"{len(able)} of {points} points fit in memory on {deployment.hardware.name}.",
                 f"Highest throughput: {name} at batch {best['batch']:,} with prompts of "
                 f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}.",
             ]

@@ -186,7 +186,7 @@ def test_those_who_wait_longer_are_said_first() -> None:
     goal = FleetTargets(2.0, 0.1, 0.99)
     assert played.meets(goal)
     assert capacity.describe_slower(played, goal, ["h100 full", "l4 full"]) == (
-        "99 % of all requests meet the targets, but only 95 % of the 12 % that l4 serves."
+        "99 % of all requests meet the targets, but of the 12 % that l4 serves, only 95 % do."
     )
     assert (
         capacity.describe_slower(replace(played, kind=np.zeros(1000, int)), goal, ["h100 full"])
