@@ -312,7 +312,7 @@ def _write_answer(
         if _varied_option(rows) not in ("rate", "req_s"):
             told = " ".join([*_describe_overload(best, arrive), told])
     else:
-        needed = _needed(best, deployment, trace, targets, arrive)
+        needed = _needed(best, deployment, targets, arrive)
         told = verdict(
             [*needed, *_price_of_choice(best, deployment)],
             _list_optional_sentences(rows, best, full),
@@ -392,14 +392,14 @@ def _span(counts: Iterable[int]) -> str:
 
 
 def _needed(
-    row: Row, deployment: Deployment, trace: str, targets: str, arrive: float | None = None
+    row: Row, deployment: Deployment, targets: str, arrive: float | None = None
 ) -> list[str]:
     """What is said in any case: whether targets are met, the times, and whether it is too much."""
     where = _describe_machines(row, deployment)
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
-    said = [f"On {where} with {_spoken(row)}, {trace} has {times}, {tok}."]
+    said = [f"On {where} with {_spoken(row)}: {times}, {tok}."]
     said += _describe_overload(row, arrive)
     if targets:
         share = row["good_share"]
@@ -529,7 +529,8 @@ def _describe_cases(
 
 
 def _list(rows: Sequence[Row], write: Callable[[Row], str]) -> str:
-    return join_words([write(row) for row in rows])
+    told = [write(row) for row in rows]
+    return join_words(told) if len(set(told)) > 1 else told[0]
 
 
 def _value(row: Row) -> str:

@@ -191,7 +191,7 @@ def _write_answer(rows: Sequence[Row]) -> Answer:
             [
                 f"{'No' if failed else 'Yes'}: {told}; {counts['equal']:,} of {counts.total():,} "
                 f"counts of operations and buffers are exactly equal.",
-                f"{explained:,} differ for a reason given below." if explained else "",
+                f"{explained:,} differ for the reasons below." if explained else "",
                 f"These do not: {', '.join(failed[:3])}." if failed else "",
             ]
         ),
