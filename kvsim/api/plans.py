@@ -119,7 +119,8 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     )
     search = ServiceSearch(question)
     given, found = inputs.prompt, search.solve()
-    by_mean = given.kind == "mean" and inputs.trace is None
+    # other prompts could be shorter than the cached prefix that they include
+    by_mean = given.kind == "mean" and inputs.trace is None and not inputs.cached
     with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
     if found is None:
         raise explain_no_service(question, with_prompt)

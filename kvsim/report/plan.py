@@ -660,7 +660,9 @@ def _describe_gain(plan: ChosenPlan, gain: float) -> str:
 
 
 def _binding(plan: ChosenPlan, b: Binding) -> str:
-    more, name = _describe_gain(plan, b.gain_without), b.technique
+    # gains are those of the best plan there is, rows are compared with the choice
+    best, name = _worth(plan, plan.solver.optimum) / _worth(plan, plan.choice), b.technique
+    more = _describe_gain(plan, (1 + b.gain_without) * best - 1)
     if b.limit == "loss" and b.evidence is not None:
         unknown = "its loss of quality is unknown"
         loss = unknown if b.evidence.unknown else phrase_loss(b.evidence)

@@ -714,16 +714,12 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
         of = f" that keep {room.kept:,} of {room.length:,} tokens"
     longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
     most = d.model.max_context
-    beyond = f"; the model's context is {most:,}" if longest + generate > most else ""
+    beyond = f" in memory; the context is {most:,}" if longest + generate > most else ""
     pools = (
         f"{POOL}{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [
         *([pools] if room.tokens and room.concurrency <= row["max_batch"] + 1 else []),
-        *(
-            [f"Longest prompt that fits in memory{at}: {longest:,} tokens{beyond}."]
-            if longest
-            else []
-        ),
+        *([f"Longest prompt{at}: {longest:,} tokens{beyond}."] if longest else []),
     ]

@@ -48,7 +48,7 @@ FIGURE = re.compile(
 NONE = re.compile(
     r"NVIDIA [\w ]*GB|p90 [\d,]+|20\d\d(?:-\d\d)*|at most [\d.]+ \w+"
     r"|(?:[\d.]+,?\s+and\s+)?[\d.]+\s+times(?:\s+\w+\s+load)?"
-    r"|of [\d.]+ GiB|> 99 %|[+-]\d+ %|\d+ % (?:more|fewer)|\([-\d.]+ to [\d.]+ %\)"
+    r"|of [\d.]+ GiB|> 99 %|[+-]\d+ %|\d+ % (?:more|fewer)|\([-\d.]+\s+to\s+[\d.]+\s+%\)"
 )
 """Names, dates, words for a workload, and differences of two figures."""
 BESIDE = re.compile(r"\n(?:What to change|How to run it|Evidence|Note|Below|Above|Assumed|Rows )")
