@@ -714,7 +714,7 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
         of = f" that keep {room.kept:,} of {room.length:,} tokens"
     longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
     most = d.model.max_context
-    beyond = f" in memory; the context is {most:,}" if longest + generate > most else ""
+    beyond = f" in memory; context: {most:,}" if longest + generate > most else ""
     pools = (
         f"{POOL}{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
