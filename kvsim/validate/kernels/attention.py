@@ -152,7 +152,7 @@ def _mask_missing(view: View, part: slice, values: Tensor) -> Tensor:
         return values
     position = torch.arange(part.start, part.stop, device=values.device)
     held = (position < view.lengths[:, None])[:, None, :, None]
-    return values.masked_fill_(~held, 0.0)
+    return values.masked_fill(~held, 0.0)  # not in place: unpacked rows are the cache itself
 
 
 def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
