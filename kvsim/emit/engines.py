@@ -857,6 +857,8 @@ def _llamacpp(s: Served, settings: EngineSettings) -> str:
     _note_technique(s, settings, (*caches, *LLAMACPP_DRAFTS))
     if s.terms.keys() & {"fp8", "kivi"}:
         settings.lack("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
+    if "streamingllm" in s.terms:
+        settings.lack("a sliding window: --context-shift drops half of a full context instead")
     if s.host_cache:
         settings.lack("host memory for evicted blocks")
     _note_drives(s, settings)

@@ -20,16 +20,7 @@ from kvsim.graph import Array, Buffers, Cycle, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import Mixer
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import (
-    Drafting,
-    LayerPass,
-    Part,
-    Parts,
-    Placement,
-    Selection,
-    Storage,
-    Term,
-)
+from kvsim.techniques.axes.base import PLAIN, Drafting, LayerPass, Part, Parts, Term
 from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.memory import kept_share, resident
 from kvsim.techniques.papers.cache import is_engine
@@ -46,12 +37,6 @@ from kvsim.techniques.steps import (
     tile_point,
 )
 
-DEFAULTS: dict[str, Part] = {
-    "selection": Selection(),
-    "storage": Storage(),
-    "placement": Placement(),
-    "drafting": Drafting(),
-}
 AXIS_WORDS = {
     "selection": "which tokens are kept or read",
     "storage": "how numbers are stored",
@@ -565,7 +550,7 @@ def _combine(terms: Iterable[Term]) -> Parts:
                 )
             found[part.axis] = part, term
     chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
-    return Parts(**(DEFAULTS | chosen))
+    return replace(PLAIN, **chosen)
 
 
 def _take_row(term: Term, row: int) -> Term:

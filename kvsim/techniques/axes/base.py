@@ -1094,6 +1094,10 @@ class Drafting(Part):
         return {}
 
 
+PLAIN = Parts(Selection(), Storage(), Placement(), Drafting())
+"""A layer without a technique."""
+
+
 # what parts of several axes call
 
 

@@ -9,7 +9,7 @@ from kvsim.graph import Buffers, Point, Step
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.configs import load_model
 from kvsim.techniques.acceptance import AcceptedDrafts
-from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, Storage
+from kvsim.techniques.axes.base import PLAIN, Parts
 from kvsim.techniques.axes.drafting import Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.memory import resident
@@ -78,14 +78,14 @@ class Draft(Rounds):
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """Return one pass of the draft model per drafted token."""
-        own, full = self._make_deployment(deployment), _full()
+        own = self._make_deployment(deployment)
         points = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma))
-        return tuple(forward(own, q, lay_out(own, [(0, None)], [full])) for q in points)
+        return tuple(forward(own, q, lay_out(own, [(0, None)], [PLAIN])) for q in points)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """Return the draft model's pass over the prompt."""
         own = self._make_deployment(deployment)
-        return (forward(own, point, lay_out(own, [(0, None)], [_full()])),) if self.gamma else ()
+        return (forward(own, point, lay_out(own, [(0, None)], [PLAIN])),) if self.gamma else ()
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
         """Return the memory of the draft model's weights and cache. [B]"""
@@ -95,10 +95,6 @@ class Draft(Rounds):
         longer = replace(
             point, context=point.context + drafts, max_length=point.max_length + drafts
         )
-        held = resident(own, longer, count_layers(lay_out(own, [(0, None)], [_full()])))["gpu"]
+        held = resident(own, longer, count_layers(lay_out(own, [(0, None)], [PLAIN])))["gpu"]
         names = {"weights": "draft weights", "embedding": "draft embedding", "kv": "draft kv"}
         return {"gpu": {to: held[name] for name, to in names.items()}}
-
-
-def _full() -> Parts:
-    return Parts(Selection(), Storage(), Placement(), Drafting())

@@ -17,15 +17,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import (
-    Drafting,
-    Launches,
-    LayerPass,
-    Parts,
-    Placement,
-    Selection,
-    Storage,
-)
+from kvsim.techniques.axes.base import PLAIN, Launches, LayerPass, Parts
 from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.steps import layer_ops
@@ -79,8 +71,7 @@ class Head(Rounds):
     ) -> Step:
         """New tokens through the head, logits of the chosen ones; a prompt yields no draft yet."""
         m, fp16 = deployment.shard, WEIGHT_FORMATS["fp16"]
-        parts = Parts(Selection(), Storage(), Placement(), Drafting())
-        layer = layer_ops(LayerPass(deployment, point, self.layer_shape(deployment), parts))
+        layer = layer_ops(LayerPass(deployment, point, self.layer_shape(deployment), PLAIN))
         made: dict[str, tuple[int, Number]] = {"join_inputs": (2, point.tokens)}
         if self.fused and np.any(np.asarray(settled) > 0):
             made["fuse_states"] = self.fused, point.batch * settled
