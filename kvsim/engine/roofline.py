@@ -23,7 +23,7 @@ MANY_ROWS = 1e9  # rows of a product of which none is padding; a size may be inf
 
 
 def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
-    """Compute how long an op occupies each channel at the channel's full rate.
+    """Compute how long an op occupies each memory or link at its full rate.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     Returns
     -------
     dict[str, Number]
-        Time by channel. [s]
+        Time by name of the memory or link. [s]
     """
     return {name: op.times * n / deployment.bandwidth[name] for name, n in op.bytes.items()}
 
@@ -112,7 +112,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 
 def tiled(rows: Number, tile: float) -> Number:
-    """Compute by what factor a product computes more rows than it has, as rows fill whole tiles.
+    """Compute the rows of the whole tiles that a product computes, divided by its own rows.
 
     Parameters
     ----------
@@ -157,21 +157,19 @@ def waves(op: Op, kernel: Kernel, units: float) -> Number:
 
 
 def crowding(deployment: Deployment, kernel: Kernel) -> float:
-    """Compute how much longer loads take where units cannot keep enough of them in flight.
-
-    A smooth maximum of the memory's time and that of the units.
+    """Compute by how much loads slow down because the GPU's units have too few of them in flight.
 
     Parameters
     ----------
     deployment
         Model, machine and software stack.
     kernel
-        Kernel class with the rate of a unit.
+        Kernel class, with the highest rate at which one unit loads.
 
     Returns
     -------
     float
-        A factor of at least 1.
+        A factor of at least 1: a smooth maximum of the memory's time and that of the units.
     """
     units = deployment.hardware.units
     if not units:
@@ -181,7 +179,7 @@ def crowding(deployment: Deployment, kernel: Kernel) -> float:
 
 
 def overhead_seconds(op: Op, deployment: Deployment) -> Number:
-    """Compute an op's time that no bandwidth removes.
+    """Compute the part of an op's time that does not depend on how many bytes it moves.
 
     Parameters
     ----------
@@ -193,7 +191,7 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     Returns
     -------
     Number
-        Floors, gaps, copy latency and scattered rows. [s]
+        Floors of kernels, gaps between them, latencies of copies and times of scattered rows. [s]
     """
     kernel = deployment.stack.kernel(op.kernel)
     if op.stream == "gpu":

@@ -341,16 +341,14 @@ def merge(entries: Sequence[LedgerEntry]) -> LedgerEntry:
 
 
 def share_below(factor: float, sigma: float) -> float:
-    """Compute the probability that a factor is below another.
-
-    Its logarithm is taken as normally distributed around 0.
+    """Compute the probability that a lognormally distributed factor with median 1 is below a limit.
 
     Parameters
     ----------
     factor
-        The factor to stay below.
+        The limit.
     sigma
-        Standard deviation of the logarithm.
+        Standard deviation of the factor's natural logarithm.
 
     Returns
     -------

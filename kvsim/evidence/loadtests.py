@@ -61,18 +61,18 @@ whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
 @frozen
 class LoadTest:
-    """One row of a table of load tests, each with a constant number of requests in flight.
+    """One row of a table of load tests, in which the number of requests in flight is constant.
 
     Attributes
     ----------
     where
         File and line, for messages.
     device
-        GPU profile.
+        Name of the GPU profile.
     model
-        Name in the catalogue.
+        Name of the model in the catalogue.
     precision
-        Weight format.
+        Format of weights and cache, a key of ``PRECISIONS``.
     tp
         Tensor-parallel GPUs.
     prompt, generate

@@ -22,7 +22,7 @@ from kvsim.models.model import LayerShape, Model
 
 @frozen
 class BlockFormat:
-    """A GGUF block format: numbers that share scales.
+    """A GGUF block format, in which a block of numbers shares scales.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class BlockFormat:
     bytes
         Size of a block with its scales. [B]
     unpack
-        Vector operations per number to widen it, relative to Q4_K.
+        Vector operations to convert a number to fp16, divided by those of Q4_K.
     """
 
     size: int
@@ -118,14 +118,14 @@ class Tensor:
 
 @frozen
 class Stored:
-    """Storage of a matrix, averaged over the layers that have it.
+    """Storage of a weight matrix, averaged over the layers that have it.
 
     Attributes
     ----------
     bits
         Width of a weight with its share of scales. [bit]
     unpack
-        Vector operations per number to widen it, relative to Q4_K.
+        Vector operations to convert a weight to fp16, divided by those of Q4_K.
     """
 
     bits: float

@@ -120,7 +120,7 @@ def query_biases(fields: Fields) -> FamilyFields:
 
 
 def glm4(fields: Fields) -> FamilyFields:
-    """Read GLM-4.5 to 4.7: grouped queries, shared experts, a bias of the router.
+    """Read GLM-4.5 to 4.7: biases, norms of queries and keys, and a bias of the router.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def glm4(fields: Fields) -> FamilyFields:
     Returns
     -------
     FamilyFields
-        Biases and norms; what experts there are is read by ``FAMILIES``' entry.
+        Biases and norms; the experts are read by another function.
     """
     norms: FamilyFields = {"qk_norm": fields.flag("use_qk_norm", False), "router_bias": True}
     return query_biases(fields) | norms
@@ -239,13 +239,13 @@ def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
 
 
 def gated_delta(fields: Fields) -> FamilyFields:
-    """Read Qwen3-Next and Qwen3.5: gated DeltaNet [1]_ beside gated attention.
+    """Read Qwen3-Next and Qwen3.5: layers with gated DeltaNet [1]_ or with gated attention.
 
     Parameters
     ----------
     fields
-        The model's ``config.json``: fields that begin with ``linear_``, and every how many layers
-        attend.
+        The model's ``config.json``: fields that begin with ``linear_``, and the interval of layers
+        with attention.
 
     Returns
     -------
@@ -414,18 +414,19 @@ def _periodic_layers(fields: Fields, what: str, layers: range) -> list[bool]:
 
 
 def granite(fields: Fields) -> FamilyFields:
-    """Read Granite 4: Mamba-2 or attention, then experts beside a shared one, or that alone.
+    """Read Granite 4: Mamba-2 or attention, then a shared expert with or without routed ones.
 
     Parameters
     ----------
     fields
-        The model's ``config.json``: as of ``expanded_mamba``, and the widths of the experts and of
-        the shared one.
+        The model's ``config.json``: the fields of ``expanded_mamba``, and the widths of the routed
+        experts and of the shared one.
 
     Returns
     -------
     FamilyFields
-        The recurrence, mixers and experts; a shared expert counts as several of the others' width.
+        The recurrence, mixers and experts; a shared expert that is wider than the routed ones
+        counts as several of their width.
     """
     shared, own = fields.integer("shared_intermediate_size"), expanded_mamba(fields)
     if not fields.integer("num_local_experts", default=0, low=0):
@@ -510,13 +511,13 @@ def short_convolution(fields: Fields) -> FamilyFields:
 
 
 def lightning(fields: Fields) -> FamilyFields:
-    """Read MiniMax-Text-01 [1]_: lightning attention, softmax attention in every eighth layer.
+    """Read MiniMax-Text-01 [1]_: lightning attention, with softmax attention in every eighth layer.
 
     Parameters
     ----------
     fields
-        The model's ``config.json``: heads, their width, and the tokens that a block of lightning
-        attention reads together.
+        The model's ``config.json``: heads, their width, and the tokens that lightning attention
+        processes together.
 
     Returns
     -------
@@ -540,13 +541,13 @@ def lightning(fields: Fields) -> FamilyFields:
 
 
 def indexed(fields: Fields) -> FamilyFields:
-    """Read DeepSeek-V3.2 and GLM-5: an indexer beside latent attention.
+    """Read the indexer of DeepSeek-V3.2 and GLM-5, which selects the tokens that attention reads.
 
     Parameters
     ----------
     fields
         The model's ``config.json``: heads of the indexer, their width, and how many tokens it
-        chooses.
+        selects.
 
     Returns
     -------
@@ -558,10 +559,11 @@ def indexed(fields: Fields) -> FamilyFields:
 
 
 def gemma3n(fields: Fields) -> FamilyFields:
-    """Read Gemma 3n: the last layers share caches; four hidden states, an embedding in every layer.
+    """Read Gemma 3n, which has four hidden states per token, and an embedding in every layer.
 
-    ``side`` has LAuReL's two products, the gate and the product of the layer's embedding, and
-    AltUp's router; ``once`` projects that embedding and AltUp's hidden states in and out.
+    The last layers share the caches of earlier ones. ``side`` contains LAuReL's two products, the
+    gate and the product of the layer's embedding, and AltUp's router; ``once`` contains the
+    projections of that embedding and of AltUp's hidden states.
 
     Parameters
     ----------
@@ -572,7 +574,7 @@ def gemma3n(fields: Fields) -> FamilyFields:
     Returns
     -------
     FamilyFields
-        Mixers, and parameters beside those of a Llama layer.
+        Mixers, and the parameters that a Llama layer does not have.
     """
     layers, hidden = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
     states, width = (

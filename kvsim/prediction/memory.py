@@ -214,21 +214,21 @@ def left_for_caches(deployment: Deployment, usable: float, beside: float, weight
 
 
 def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
-    """Compute the memory of each GPU that an engine must be allowed so that buffers fit.
+    """Compute the GPU memory that an engine must be given so that some buffers fit.
 
-    The inverse of ``left_for_caches``: caches are what lies beside weights, workspace and context.
+    It is the amount for which ``left_for_caches`` returns the size of the caches among the buffers.
 
     Parameters
     ----------
     deployment
-        Model, machine and software stack.
+        Model, machine and software stack; the stack says what an engine's memory share covers.
     buffers
         Resident bytes by tier and buffer name. [B]
 
     Returns
     -------
     Array
-        Memory per GPU. [B]
+        Memory of each GPU. [B]
     """
     whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
     total = tier_bytes(buffers, "gpu")

@@ -122,19 +122,19 @@ class Saliency:
 
 @frozen
 class Acceptance:
-    """Acceptance of drafted tokens.
+    """Acceptance of drafted tokens in speculative decoding.
 
     Attributes
     ----------
     technique
-        The drafting technique, NAME:KEY=VALUE,... without its gamma.
+        The drafting technique, ``NAME:KEY=VALUE,...``, without its number of drafts (gamma).
     temperature
-        0: greedy; otherwise tokens were drawn at this temperature.
+        Sampling temperature; 0 for greedy decoding.
     rounds
-        Rounds measured per gamma, at least.
+        Least number of rounds that were measured for any gamma.
     reached
-        For each gamma from 1 on: the share of rounds that accept at least 1, 2, ..., gamma tokens.
-        (gammas, gamma)
+        For gamma = 1, 2, ...: the shares of rounds in which at least 1, 2, ..., gamma drafts are
+        accepted. (gammas, gamma)
     """
 
     technique: str

@@ -320,19 +320,19 @@ class Lognormal:
     sigma: float
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """Compute the lengths at quantiles.
+        """Compute the lengths at some quantiles.
 
         Parameters
         ----------
         share
-            Quantiles as shares.
+            Probabilities from 0 to 1, not used here. (n,)
         normal
-            The same as normal deviates.
+            The same quantiles as standard normal deviates. (n,)
 
         Returns
         -------
         Floats
-            Lengths. [tokens]
+            Lengths. (n,) [tokens]
         """
         return self.median * np.exp(self.sigma * normal)
 
@@ -387,32 +387,33 @@ class Margin(Protocol):
     """A distribution of lengths: ``Lognormal``, ``Empirical``, or one of ``traces.lengths``."""
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """Compute the lengths at quantiles.
+        """Compute the lengths at some quantiles.
 
         Parameters
         ----------
         share
-            Quantiles as shares, 0 to 1, shape (n,).
+            Probabilities from 0 to 1. (n,)
         normal
-            The same as normal deviates, for distributions that are computed from those.
+            The same quantiles as standard normal deviates, for distributions that are computed from
+            those. (n,)
 
         Returns
         -------
         Floats
-            Lengths, shape (n,). [tokens]
+            Lengths. (n,) [tokens]
         """
 
 
 @frozen
 class Lengths:
-    """Prompt and generated lengths.
+    """Joint distribution of prompt and generated lengths.
 
     Attributes
     ----------
     prompt, generate
-        Marginals.
+        Distribution of each length.
     correlation
-        Of the normal deviates that both are drawn from.
+        Correlation of the normal deviates from which both are drawn.
     """
 
     prompt: Margin
@@ -520,7 +521,7 @@ class Prefixes:
 
 
 def fit_prefixes(requests: Requests) -> Prefixes | None:
-    """Fit the prefix reuse of a trace.
+    """Fit a model of prefix reuse to a trace.
 
     Parameters
     ----------
@@ -529,8 +530,8 @@ def fit_prefixes(requests: Requests) -> Prefixes | None:
 
     Returns
     -------
-    Prefixes | None
-        None without prefix blocks.
+    Prefixes or None
+        The model; None if the trace has no prefix blocks.
     """
     if requests.block_ids is None or requests.block_start is None:
         return None
