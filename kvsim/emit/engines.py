@@ -340,7 +340,7 @@ OWN_TOKENIZERS = (
     *("baichuan-inc/Baichuan2", "internlm/internlm2"),
 )
 """Checkpoints whose tokenizers are code in their repositories: engines refuse it unless told."""
-BLOCK = Rules().block_tokens
+USUAL_BLOCK_TOKENS = Rules().block_tokens
 """Tokens per block unless asked otherwise: left to the engine then, as some of its attention
 kernels take blocks of another size alone (64 for DeepSeek-V3.2 in vLLM and SGLang)."""
 
@@ -435,7 +435,7 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
     settings.add("--max-num-seqs", s.max_seqs)
     settings.add("--max-num-batched-tokens", s.max_tokens)
     settings.add("--gpu-memory-utilization", f"{s.utilisation:g}")
-    settings.add("--block-size", s.block_tokens, s.block_tokens != BLOCK)
+    settings.add("--block-size", s.block_tokens, s.block_tokens != USUAL_BLOCK_TOKENS)
     settings.add("--enable-prefix-caching", when=s.prefix_caching)
     turbo = turboquant(s.terms.values())
     stored = str(s.terms["cache"].settings["format"]) if "cache" in s.terms else turbo
@@ -607,7 +607,7 @@ def _sglang(s: Served, settings: EngineSettings) -> str:
     settings.add("--max-running-requests", degrees.dp * s.max_seqs)
     settings.add("--chunked-prefill-size", degrees.dp * s.max_tokens)
     settings.add("--mem-fraction-static", f"{s.static_share:g}")
-    settings.add("--page-size", s.block_tokens, s.block_tokens != BLOCK)
+    settings.add("--page-size", s.block_tokens, s.block_tokens != USUAL_BLOCK_TOKENS)
     settings.add("--kv-cache-dtype", "fp8_e4m3", "fp8" in s.terms)
     settings.add("--quantization", "fp8", s.weights in FP8_WEIGHTS and not s.released)
     _sglang_memories(s, settings)

@@ -160,7 +160,7 @@ class Technique:
         settings : new values by name.
         """
 
-        return self._with(
+        return self._change_terms(
             lambda t: replace(t, **{k: v for k, v in settings.items() if k in t.settings})
         )
 
@@ -168,9 +168,9 @@ class Technique:
         """Return one technique with scalar settings per row of array-valued ones."""
         values = (v for term in self.terms for v in term.settings.values())
         count = max((np.size(v) for v in values if isinstance(v, np.ndarray)), default=0)
-        return [self._with(partial(_take_row, row=i)) for i in range(count)] or [self]
+        return [self._change_terms(partial(_take_row, row=i)) for i in range(count)] or [self]
 
-    def _with(self, change: Callable[[Term], Term]) -> "Technique":
+    def _change_terms(self, change: Callable[[Term], Term]) -> "Technique":
         layers = (replace(some, terms=tuple(map(change, some.terms))) for some in self.layers)
         return Technique(tuple(layers), tuple(map(change, self.whole)))
 

@@ -108,13 +108,13 @@ class Cache(Storage):
     format: str = param("turboquant_4bit_nc", "the engine's name of the format", choices=FORMATS)
 
     @property
-    def _any(self) -> CacheKernel:
+    def _kernel_of_format(self) -> CacheKernel:
         return next(kernel for kernel in load_kernels() if kernel.format == self.format)
 
     @property
     def stored(self) -> Format:
         """Bits of keys and values, a head's scales spread over its numbers."""
-        kernel = self._any
+        kernel = self._kernel_of_format
         numbers = 32 / (8 * kernel.vector_bytes) * 256 if kernel.vector_bytes else UNGROUPED
         return Format(kernel.key_bits, numbers, value_bits=kernel.value_bits)
 
@@ -127,18 +127,18 @@ class Cache(Storage):
             return ""
         engines = dict.fromkeys(k.engine for k in load_kernels() if k.format == self.format)
         return (
-            f"only {' and '.join(engines)} have kernels for {self.format}, stack "
+            f"kernels for {self.format} are in {' and '.join(engines)} alone, and stack "
             f"{deployment.stack.name} has none; give --stack {next(iter(engines))}"
         )
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """Return the first quantised layer, and the first 16-bit layer after it."""
-        edge, caches = self._any.edge_layers, deployment.model.caches
+        edge, caches = self._kernel_of_format.edge_layers, deployment.model.caches
         return (caches[edge], caches[-edge]) if edge and len(caches) > 2 * edge else ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Storage:  # type: ignore[override]
         """Return the storage of one layer; the first and last layers stay in 16 bits."""
-        edge, caches = self._any.edge_layers, deployment.model.caches
+        edge, caches = self._kernel_of_format.edge_layers, deployment.model.caches
         inner = caches[edge : len(caches) - edge] if edge else caches
         return self if not edge or (inner and inner[0] <= index <= inner[-1]) else Storage()
 

@@ -57,9 +57,9 @@ class Flexgen(Term):
 
     def pieces(self) -> tuple[Part, ...]:
         """Return the placement by columns; what is not on GPU or disk is on the host."""
-        cache, cache_disk = _away("cache", self.cache_gpu, self.cache_disk)
-        weights, weights_disk = _away("weights", self.weights_gpu, self.weights_disk)
-        states, states_disk = _away("states", self.states_gpu, self.states_disk)
+        cache, cache_disk = _split_off_gpu("cache", self.cache_gpu, self.cache_disk)
+        weights, weights_disk = _split_off_gpu("weights", self.weights_gpu, self.weights_disk)
+        states, states_disk = _split_off_gpu("states", self.states_gpu, self.states_disk)
         place = HostPlacement(
             cache,
             weights_host=weights,
@@ -82,7 +82,7 @@ class Flexgen(Term):
                 yield replace(some, weights_disk=on_disk[0], cache_disk=on_disk[1])
 
 
-def _away(what: str, gpu: float, disk: Number) -> tuple[float, Number]:
+def _split_off_gpu(what: str, gpu: float, disk: Number) -> tuple[float, Number]:
     """The share that is not on the GPU, and how much of it is on the disk."""
     if np.any(gpu + np.asarray(disk) > 100):
         raise InputError(f"flexgen: {what}_gpu and {what}_disk exceed 100 % together")

@@ -71,9 +71,9 @@ class Guessed(Chosen):
 
     def host_tokens(self, at: LayerPass) -> Number:
         """Return the tokens fetched per KV head, of those cached before the pass. [tokens]"""
-        return np.minimum(self.budget, self._before(at))
+        return np.minimum(self.budget, self._cached_before(at))
 
-    def _before(self, at: LayerPass) -> Number:
+    def _cached_before(self, at: LayerPass) -> Number:
         return np.maximum(at.kept_tokens - at.p.new, 0.0)
 
     def page_tokens(self) -> int:
@@ -82,7 +82,7 @@ class Guessed(Chosen):
 
     def pages(self, at: LayerPass) -> Number:
         """Return the number of tokens that are ranked: those cached before the pass."""
-        return self._before(at)
+        return self._cached_before(at)
 
     def _width(self, at: LayerPass, heads: int) -> float:
         """Count the channels of so many heads that guess scores."""
@@ -101,8 +101,8 @@ class Guessed(Chosen):
         """
         m, p = at.d.shard, at.p
         asked = p.tokens * self._width(at, m.heads)
-        scores = ops.SCORE * p.tokens * m.heads * self._before(at)
-        keys = p.batch * self._width(at, m.cached_heads) * self._before(at)
+        scores = ops.SCORE * p.tokens * m.heads * self._cached_before(at)
+        keys = p.batch * self._width(at, m.cached_heads) * self._cached_before(at)
         query = self._partial_weights(at) + ops.FP16_BYTES * (p.tokens * m.hidden + asked)
         return [
             Op(
@@ -115,7 +115,7 @@ class Guessed(Chosen):
             Op(
                 "guess",
                 kernel="attention",
-                flops=2.0 * asked * self._before(at),
+                flops=2.0 * asked * self._cached_before(at),
                 size=p.new,
                 bytes={"hbm": ops.FP16_BYTES * (asked + keys) + scores},
             ),

@@ -63,11 +63,13 @@ class Landmarks(Chosen):
             return {}
         found = super().shared_buffers(at)
         return (
-            scale(found, 1 / np.maximum(at.p.batch, 1.0)) if at.p.prefill and self._alone else found
+            scale(found, 1 / np.maximum(at.p.batch, 1.0))
+            if at.p.prefill and self._by_sequence
+            else found
         )
 
     @property
-    def _alone(self) -> bool:
+    def _by_sequence(self) -> bool:
         return self.prefill == "sequence"
 
     def host_tokens(self, at: LayerPass) -> Number:
