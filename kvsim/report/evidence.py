@@ -140,7 +140,7 @@ def memory_range(prediction: Prediction) -> Row:
 
 
 def list_measurements(deployment: Deployment, technique: str, load: str = "") -> list[str]:
-    """List measurements of a technique on a GPU, or on the most similar GPU.
+    """Write the prediction intervals, and the held-out measurements that they come from.
 
     Parameters
     ----------
@@ -156,28 +156,6 @@ def list_measurements(deployment: Deployment, technique: str, load: str = "") ->
     list of str
         Sentences with numbers of runs and errors.
     """
-    return [*_ledger(deployment, technique, load), *_published(deployment, technique)]
-
-
-def describe_parallelism(deployment: Deployment) -> list[str]:
-    """Describe what predictions for several GPUs assume.
-
-    Parameters
-    ----------
-    deployment
-        The deployment.
-
-    Returns
-    -------
-    list of str
-        One sentence; empty for a single GPU.
-    """
-    notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
-    return [f"Assumed: {'; '.join(notes)}."] if notes else []
-
-
-def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
-    """Write the prediction intervals, and the held-out runs that they come from."""
     both = {
         name: evidence_for(deployment, technique, kind, load=load)
         for name, kind in (("TTFT", "prefill"), ("TPOT", "decode"))
@@ -206,26 +184,21 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
     return [f"{INTERVAL}: {ranges} times the prediction.", f"{closest}: {told}.{wider}"]
 
 
-def _published(deployment: Deployment, technique: str) -> list[str]:
-    card = deployment.hardware.name
-    here = [name for hardware, name, _ in _rows() if hardware == card]
-    own = Counter(stack for *what, stack in _rows() if what == [card, technique])
-    if own:
-        told = ", ".join(f"{count} with {stack}" for stack, count in own.most_common())
-        other = "" if deployment.stack.name in own else f", none with {deployment.stack.name}"
-        return [f"Published timings of {technique} on {card} (`kvsim reproduce`): {told}{other}."]
-    if here:
-        others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
-        return [f"No timing of {technique} on {card} is published; other timings there: {others}."]
-    if _held_out(card):
-        return []  # the ledger's lines say what
-    near = _find_nearest_card(deployment.hardware)
-    count = sum(hardware == near for hardware, *_ in _rows())
-    kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
-    return [
-        f"No TPOT was measured on {card}{kernels}. The closest GPU with published timings is "
-        f"{_called(near)} ({count}). `kvsim calibrate` measures yours."
-    ]
+def describe_parallelism(deployment: Deployment) -> list[str]:
+    """Describe what predictions for several GPUs assume.
+
+    Parameters
+    ----------
+    deployment
+        The deployment.
+
+    Returns
+    -------
+    list of str
+        One sentence; empty for a single GPU.
+    """
+    notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
+    return [f"Assumed: {'; '.join(notes)}."] if notes else []
 
 
 def describe_accuracy(machine: Hardware) -> str:
@@ -388,7 +361,7 @@ def describe_basis(basis: Row) -> str:
     why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
         f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "
-        f"Held-out error of this stack: {basis['error'] or 'not measured yet'}"
+        f"Error of this stack: {basis['error'] or 'not measured yet'}"
     )
 
 
