@@ -184,23 +184,6 @@ def list_measurements(deployment: Deployment, technique: str, load: str = "") ->
     return [f"{INTERVAL}: {ranges} times the prediction.", f"{closest}: {told}.{wider}"]
 
 
-def describe_parallelism(deployment: Deployment) -> list[str]:
-    """Describe what predictions for several GPUs assume.
-
-    Parameters
-    ----------
-    deployment
-        The deployment.
-
-    Returns
-    -------
-    list of str
-        One sentence; empty for a single GPU.
-    """
-    notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
-    return [f"Assumed: {'; '.join(notes)}."] if notes else []
-
-
 def describe_accuracy(machine: Hardware) -> str:
     """Describe the accuracy of predictions on a GPU, for all techniques.
 

@@ -321,13 +321,13 @@ def _write_answer(
         verdict=told,
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets, fleet)),
-        evidence=[
-            *evidence.list_measurements(deployment, _name(best)),
-            *evidence.describe_parallelism(deployment),
+        evidence=evidence.list_measurements(deployment, _name(best)),
+        assumed=[
+            *deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew),
+            *evidence.list_assumptions(
+                deployment.hardware, max(best["utilisation"][way] for way in COPY_STREAMS), ""
+            ),
         ],
-        assumed=evidence.list_assumptions(
-            deployment.hardware, max(best["utilisation"][way] for way in COPY_STREAMS), ""
-        ),
         left_out=left_out,
     )
 
