@@ -113,7 +113,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         load,
         ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, inputs.sure),
         Rules(max_seqs=inputs.max_seqs or 0, max_tokens=tokens or 0, max_model_len=most),
-        tuned="max_tokens" not in inputs.given,
+        tuned=tuple(x for x in ("max_tokens", "max_seqs") if x not in inputs.given),
         total_gpus=inputs.total_gpus or 0,
         research=bool(inputs.research),
     )

@@ -43,7 +43,7 @@ from kvsim.planner.sensitivity import (
 from kvsim.planner.table import Options, TableSearch, as_good_as_best, tabulate
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-from kvsim.techniques.released import FULL, describe_cut
+from kvsim.techniques.released import FULL, describe_cut, engines_running, served_by
 
 ACROSS = 0.05  # of the objective, which another deployment must bring to be worth it
 FINALISTS = 2  # deployments that are planned in full, of several
@@ -84,6 +84,7 @@ class ChosenPlan:
     others: list[Prediction] = field(default_factory=list)  # on the other deployments asked
     impossible: list[Deployment] = field(default_factory=list)  # of those asked, without a plan
     too_lossy: list[Question] = field(default_factory=list)  # whose weights were not admitted
+    restricted: bool = False  # to what engines run, as several formats of weights were asked for
 
     @property
     def objective(self) -> str:
@@ -212,7 +213,8 @@ def answer(question: Question) -> ChosenPlan:
 def plan_among(questions: list[Question]) -> ChosenPlan:
     """The best plan over questions that differ in weights, card or GPUs, the simplest first.
 
-    Between deployments too, what is simpler wins within the known error.
+    Between deployments too, what is simpler wins within the known error. Of several formats of
+    weights an engine runs what is chosen, where any of it keeps the limits.
 
     Raises
     ------
@@ -223,6 +225,24 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     questions = [q for q in questions if not q.weights_lose]
     if len(questions) == 1:
         return replace(answer(questions[0]), too_lossy=too_lossy)
+    if len({q.deployment.weights for q in questions}) > 1:
+        with suppress(NoPlanError):
+            found = _best_among(list(map(_runnable, questions)))
+            return replace(found, too_lossy=too_lossy, restricted=True)
+    return replace(_best_among(questions), too_lossy=too_lossy)
+
+
+def _runnable(question: Question) -> Question:
+    """The question with those techniques alone that the engine asked for, or any server, runs."""
+    d, admission = question.deployment, question.admission
+    runs = engines_running if admission.engine else served_by
+    some = tuple(t for t in admission.candidates() if runs(t.name, d))
+    if not some:
+        return question
+    return replace(question, admission=replace(admission, techniques=some, layered={}))
+
+
+def _best_among(questions: list[Question]) -> ChosenPlan:
     quick: dict[int, Prediction] = {}
     for i, q in enumerate(questions):
         with suppress(InputError, InfeasibleError):
@@ -257,7 +277,7 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     planned = quick | {i: plan.choice for i, plan in plans.items()}
     others = [planned[i] for i in sorted(planned) if i != index]
     missing = [q.deployment for i, q in enumerate(questions) if i not in planned]
-    return replace(plans[index], others=others, impossible=missing, too_lossy=too_lossy)
+    return replace(plans[index], others=others, impossible=missing)
 
 
 def _apart(question: Question, simpler: Prediction, best: Prediction) -> float:

@@ -31,10 +31,12 @@ from kvsim.planner.question import (
     show_time,
 )
 from kvsim.planner.service import (
+    LAYOUTS_TRIED,
     Candidate,
     PlayedOption,
     ServiceQuestion,
     ServiceSearch,
+    engine_runs,
     full_weights,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
@@ -42,7 +44,6 @@ from kvsim.serving.outcome import Outcome
 from kvsim.techniques.released import FULL, engine_refusal, served_by
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
-LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
 TIGHT = 1.25  # times what a request takes alone: a shorter target leaves no room for others
 TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
@@ -246,7 +247,7 @@ def too_lossy(where: Question, known: list[Candidate]) -> str:
 def _play_idle(question: ServiceQuestion, where: Question) -> Outcome | None:
     """What happens at light load; None where nothing fits."""
     search, q = ServiceSearch(question), where
-    c = plain_candidate(search, q)
+    c = search.plain_or_best(q)
     if c is None:
         return None
     try:
@@ -275,25 +276,6 @@ def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] |
         "ttft": float(np.nanquantile(o.ttft_s, able)),
         "tpot": float(np.nanquantile(o.tpot_s, able)) if np.isfinite(o.tpot_s).any() else 0.0,
     }
-
-
-def plain_candidate(search: ServiceSearch, where: Question) -> Candidate | None:
-    """Full KV on a deployment, or the best other technique that may be chosen there."""
-    plain = search.plain(where)
-    if plain is not None or where.weights_lose:
-        return plain
-    found = [c for c in search.candidates(where) if not c.needs]
-    return max(found, key=lambda c: c.value, default=None)
-
-
-def try_plain(question: ServiceQuestion) -> PlayedOption | None:
-    """What the best of the first few deployments carries with full KV."""
-    search, best = ServiceSearch(question), None
-    some = [c for q in question.deployments if (c := plain_candidate(search, q)) is not None]
-    some = [c for c in some if search.may_keep(c)]
-    for c in sorted(some, key=lambda c: -c.guess / c.deployment.gpus)[:LAYOUTS_TRIED]:
-        best = search.play(c, least=best.value if best else 0.0) or best
-    return best
 
 
 def _remedies(
@@ -352,7 +334,7 @@ def _first(freed: Iterable[_Freed]) -> _Tried | None:
     poor: _Tried | None = None
     left = TRIED_FURTHER
     for one in freed:
-        found = try_plain(one.question)
+        found = ServiceSearch(one.question).best_of_first()
         if found is not None:
             changes = dict(one.changes)
             d = found.carried.deployment
@@ -437,7 +419,7 @@ def _more_gpus(before: _Freed) -> Iterator[_Freed]:
     for count in MORE_GPUS:
         if count <= most:
             continue
-        layouts = [d for d in list_layouts(base, count) if d.gpus == count and _runs(q, d)]
+        layouts = [d for d in list_layouts(base, count) if d.gpus == count and engine_runs(q, d)]
         some = tuple(replace(q, deployment=d) for d in layouts)
         if some:
             total = count if question.total_gpus else 0
@@ -463,19 +445,13 @@ def _other_cards(before: _Freed) -> Iterator[_Freed]:
             d = replace(q.deployment, hardware=hardware)
         except InputError:
             continue
-        if not _runs(q, d):
+        if not engine_runs(q, d):
             continue
         share = q.limits.gpu_memory / mine.gpu_memory
         moved = replace(q, deployment=d).with_limits(
             gpu_memory=share * hardware.gpu_memory, host_memory=hardware.host_memory
         )
         yield _Freed({"gpu": hardware.name}, replace(question, deployments=(moved,)))
-
-
-def _runs(asked: Question, deployment: Deployment) -> bool:
-    """Whether the engine that is asked for, or any, runs the model on another deployment."""
-    engine = asked.admission.engine
-    return not engine_refusal(engine, deployment) if engine else bool(served_by(FULL, deployment))
 
 
 def _less_sure(before: _Freed) -> Iterator[_Freed]:

@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.load import (
     IDLE,
@@ -44,7 +44,7 @@ from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
-from kvsim.techniques.released import CACHE, FULL, engines_running, served_by
+from kvsim.techniques.released import CACHE, FULL, engine_refusal, engines_running, served_by
 from kvsim.techniques.technique import Technique
 from kvsim.traces.resample import scale_clients
 
@@ -67,6 +67,10 @@ WORTH_PLAYING = 0.2
 and rough rates are off."""
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
+SEQUENCES = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.0, 0.8)
+"""Times the mean number that decode at once: limits of sequences that are tried for the choice."""
+ROUND_COUNTS = 32  # sequences, from which limits are multiples of 8, as people set them
+RIVALS_TUNED = 2  # deployments beside the best, whose settings are tuned too
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
 WORTH_SHOWING = 0.5  # of the objective: less is no alternative
 LARGER_CACHE = 4  # times the KV cache: what does not help then is not memory
@@ -74,8 +78,15 @@ MATTERS = 0.05  # relative gain from a target a tenth looser, with which one twi
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
 MAX_ALTERNATIVES = 5
+LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
+CLIFF = 1.0  # relative gain from a target a tenth looser, from which it is said to be barely met
+ROOMIER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # times such a target, tried in turn
 SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
 NEARLY_FITS = 1.01  # times the memory: up to there the play, which counts blocks, decides
+
+
+Settings = tuple[int, int]  # tokens per pass and sequences at once, of each rank; 0: the engine's
+ENGINES_OWN: Settings = (0, 0)
 
 
 @frozen
@@ -91,7 +102,9 @@ class ServiceQuestion:
     asked
         What must be kept, by how many and how surely.
     rules
-        The engine's limits; of its tokens per pass others are tried where ``tuned``.
+        The engine's limits.
+    tuned
+        Which of them (``max_tokens``, ``max_seqs``) are tried at other values, as none was given.
     total_gpus
         GPUs that all serve; 0: deployments are compared by what one GPU of them carries.
     research
@@ -102,7 +115,7 @@ class ServiceQuestion:
     load: Load
     asked: ServiceLevel
     rules: Rules = field(default_factory=Rules)
-    tuned: bool = True
+    tuned: tuple[str, ...] = ("max_tokens", "max_seqs")
     total_gpus: int = 0
     research: bool = False
 
@@ -193,6 +206,28 @@ class Rejected:
 
 
 @frozen
+class BarelyMet:
+    """A target that a request alone nearly misses, so that a little more of it admits far more.
+
+    Attributes
+    ----------
+    target
+        ``ttft`` or ``tpot``.
+    alone
+        Time of the request that the share asked for does not exceed, if no other is served. [s]
+    roomier
+        The nearest target tried that a tenth more raises by less than half. [s]
+    per_s
+        The rate with it, of all replicas. [1/s]
+    """
+
+    target: str
+    alone: float
+    roomier: float
+    per_s: float
+
+
+@frozen
 class ServicePlan:
     """The answer for a service."""
 
@@ -201,8 +236,10 @@ class ServicePlan:
     stretch: float  # the rate if passes take as long as predicted [1/s]
     alternatives: list[Rejected]
     narrower: PlayedOption | None  # full KV with narrower weights there, where it is better
+    layout: PlayedOption | None  # the best other layout of as many GPUs, where no other row has one
     research: PlayedOption | None  # the best that no engine runs, where it is better
     prices: dict[str, float]  # a looser target -> relative gain of the rate
+    barely: BarelyMet | None  # the target that leaves hardly any room for load
     considered: int  # settings and batches in closed form
     plays: int
     fills_cache: bool  # whether the KV cache ends the rate: a larger one would raise it
@@ -376,11 +413,15 @@ class ServiceSearch:
 
     # play
 
-    def costs(self, candidate: Candidate, max_tokens: int = 0, rough: bool = False) -> StepCosts:
+    def costs(
+        self, candidate: Candidate, settings: Settings = ENGINES_OWN, rough: bool = False
+    ) -> StepCosts:
         """Times of passes of a candidate.
 
         Parameters
         ----------
+        settings
+            Tokens per pass and sequences at once, in place of the question's.
         rough
             Whether lines between few points will do: rates are then within 6 %, where tables of
             every batch take up to ten times as long.
@@ -392,9 +433,12 @@ class ServiceSearch:
         """
         c = candidate
         rules = replace(self.q.rules, prefix_caching=self.q.load.reuses)
-        rules = replace(rules, max_tokens=max_tokens) if max_tokens else rules
+        tokens, seqs = settings
+        rules = replace(
+            rules, max_tokens=tokens or rules.max_tokens, max_seqs=seqs or rules.max_seqs
+        )
         batch, limits = c.question.workload.batch, c.question.limits
-        if batch is not None:
+        if batch is not None and not seqs:
             room = limits.gpu_memory, limits.host_memory
             most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
             rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
@@ -418,7 +462,7 @@ class ServiceSearch:
     def play(
         self,
         candidate: Candidate,
-        max_tokens: int = 0,
+        settings: Settings = ENGINES_OWN,
         guess: float = 0.0,
         rough: bool = False,
         least: float = 0.0,
@@ -435,7 +479,7 @@ class ServiceSearch:
             begins; 0 if none is. [1/s]
         """
         try:
-            c, costs = candidate, self.costs(candidate, max_tokens, rough)
+            c, costs = candidate, self.costs(candidate, settings, rough)
         except InputError:
             return None
         each, replicas = value_of_rate(self.q, c.deployment), self.q.replicas(c.deployment)
@@ -515,7 +559,7 @@ class ServiceSearch:
     def choose(self) -> PlayedOption | None:
         """The choice alone; None where nothing keeps the targets."""
         near, _ = self._play_all(self.shortlist(self.q.research)[0], 1 - WORTH_PLAYING)
-        return self._tuned(self._simplest(near)) if near else None
+        return self._settle(near) if near else None
 
     def _play_all(
         self, admitted: list[Candidate], shown: float = 0.0
@@ -564,7 +608,7 @@ class ServiceSearch:
         near, behind = self._play_all(admitted)
         if not near:
             return None
-        choice = self._tuned(self._simplest(near))
+        choice = self._settle(near)
         choice = replace(choice, carried=self.rates.typical(choice.carried))
         others: dict[str, PlayedOption] = {}  # the best by what would admit it
         for c in lossy:
@@ -574,14 +618,17 @@ class ServiceSearch:
         same = choice.candidate
         rivals = [o for o in (*near, *behind) if o.candidate is not same]
         prices = self._prices(choice)
+        rejected = list(explain_others(self, choice, rivals, list(others.values())))
         return ServicePlan(
             self.q,
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
-            list(explain_others(self, choice, rivals, list(others.values()))),
+            rejected,
             self._narrower(choice),
+            self._other_layout(choice, [r.option for r in rejected]),
             self._research(choice),
             prices,
+            self._barely_met(choice, prices),
             self.considered,
             self.rates.plays,
             max(prices.values(), default=0.0) < MATTERS and self._fills_cache(choice),
@@ -591,11 +638,11 @@ class ServiceSearch:
 
     def _play_against(self, choice: PlayedOption, candidate: Candidate) -> PlayedOption | None:
         """A candidate under the choice's limits; None where even a rough rate is too far behind."""
-        c, tokens, least = candidate, self._tokens(choice), choice.value / (1 + ROUGH_ERROR)
+        c, settings, least = candidate, _settings(choice), choice.value / (1 + ROUGH_ERROR)
         rough = len(self.q.deployments) > 1 and self.q.objective != "latency"
-        if rough and self.play(c, tokens, rough=True, least=least) is None:
+        if rough and self.play(c, settings, rough=True, least=least) is None:
             return None
-        return self.play(c, tokens)
+        return self.play(c, settings)
 
     def _missing(self, tried: list[Candidate], played: list[PlayedOption]) -> list[Deployment]:
         """Deployments with nothing that fits in memory, or nothing that keeps the targets."""
@@ -612,47 +659,94 @@ class ServiceSearch:
             )
         ]
 
-    def _tokens(self, choice: PlayedOption) -> int:
-        rules, d = choice.carried.costs.rules, choice.carried.deployment
-        return int(rules.max_tokens // d.lanes)
+    def _settle(self, near: list[PlayedOption]) -> PlayedOption:
+        """The simplest of what is as good as the best, with the engine's settings tuned.
 
-    def _tuned(self, option: PlayedOption) -> PlayedOption:
-        """The choice with the tokens of a pass that carry most, to a finer rate."""
-        best, usual = option, self._tokens(option)
+        Settings may move another deployment ahead, so the next best ones are tuned too.
+        """
+        first = self._simplest(near)
+        found, tried = [self._tune(first, first.value)], {id(first.candidate.question)}
+        for o in sorted(near, key=lambda o: -o.value):
+            if id(o.candidate.question) in tried or len(tried) > RIVALS_TUNED:
+                continue
+            tried.add(id(o.candidate.question))
+            found.append(self._tune(o, found[0].value))
+        choice = self._simplest(found)
+        again = self.play(choice.candidate, _settings(choice), kept=choice.carried.each_per_s)
+        return again or choice
+
+    def _tune(self, option: PlayedOption, least: float) -> PlayedOption:
+        """An option with the tokens of a pass and the sequences at once that carry most.
+
+        Fewer sequences at once carry more where the prompts of others delay decoding.
+
+        Parameters
+        ----------
+        least
+            The value that other settings must exceed to be of interest.
+        """
+        best, (usual, _) = option, _settings(option)
         larger = [n for n in BUDGETS if n > usual]
         smaller = [n for n in reversed(BUDGETS) if n < usual]
-        for some in (larger, smaller) if self.q.tuned else ():
-            last = option
+        for some in (larger, smaller) if "max_tokens" in self.q.tuned else ():
+            last = max(least, option.value)
             for tokens in some:  # as long as it carries more
-                found = self.play(option.candidate, tokens, least=last.value)
-                if found is None or found.value <= last.value:
+                found = self.play(option.candidate, (tokens, _settings(option)[1]), least=last)
+                if found is None or found.value <= last:
                     break
-                last = found
-            if last.value > best.value * (1 + AS_GOOD):
-                best = last
+                best = found if found.value > best.value * (1 + AS_GOOD) else best
+                last = found.value
+            if best is not option:
                 break
-        again = self.play(best.candidate, self._tokens(best), kept=best.carried.each_per_s)
-        return again or best
+        fixed = option.candidate.question.workload.batch is not None
+        if fixed or "max_seqs" not in self.q.tuned or self.q.objective == "latency":
+            return best
+        running = best.carried.batch / best.carried.deployment.dp
+        tokens, most = _settings(best)
+        counts = (max(int(share * running), 1) for share in SEQUENCES)
+        for count in dict.fromkeys(n if n < ROUND_COUNTS else n - n % 8 for n in counts):
+            if count < most:
+                bar = max(least, best.value) * ROUGH_STEP**2  # both rates are found to a step
+                best = self.play(option.candidate, (tokens, count), least=bar) or best
+        return best
+
+    def _rate_with(
+        self, choice: PlayedOption, name: str, factor: float, kept: float = 0.0
+    ) -> float:
+        """The rate of a replica where a target is so many times as long. [1/s]"""
+        c, asked = choice.carried, self.q.asked
+        search = RateSearch(self.q.load, replace(asked, **{name: factor * getattr(asked, name)}))
+        costs = c.slower.apply(c.costs)
+        found = search.largest(costs, 0.0, GAIN_STEP, kept=kept or c.each_per_s)
+        self.rates.plays += search.plays
+        return found
 
     def _prices(self, choice: PlayedOption) -> dict[str, float]:
         """What a looser target would bring the choice, played again."""
-        asked, found = self.q.asked, {}
-        costs, rate = choice.carried.slower.apply(choice.carried.costs), choice.carried.each_per_s
-
-        def gain(name: str, factor: float) -> float:
-            target = {name: factor * getattr(asked, name)}
-            looser = RateSearch(self.q.load, replace(asked, **target))
-            per_s = looser.largest(costs, 0.0, GAIN_STEP, kept=rate)
-            self.rates.plays += looser.plays
-            return per_s / rate - 1
-
-        for name in ("ttft", "tpot"):
-            if np.isfinite(getattr(asked, name)):
-                found[f"a 10 % looser {name.upper()}"] = gain(name, 1.1)
-        for name in ("ttft", "tpot"):
-            if found.get(f"a 10 % looser {name.upper()}", 0.0) > MATTERS:
-                found[f"twice the {name.upper()}"] = gain(name, 2.0)
+        found, rate = {}, choice.carried.each_per_s
+        names = [x for x in ("ttft", "tpot") if np.isfinite(getattr(self.q.asked, x))]
+        tenth = {name: self._rate_with(choice, name, 1.1) / rate - 1 for name in names}
+        for name, gain in tenth.items():
+            found[f"a 10 % looser {name.upper()}"] = gain
+        for name, gain in tenth.items():
+            if gain > MATTERS:
+                found[f"twice the {name.upper()}"] = self._rate_with(choice, name, 2.0) / rate - 1
         return found
+
+    def _barely_met(self, choice: PlayedOption, prices: dict[str, float]) -> BarelyMet | None:
+        """The target that limits the choice to a fraction of what a little more would admit."""
+        for name in ("ttft", "tpot"):
+            if prices.get(f"a 10 % looser {name.upper()}", 0.0) < CLIFF:
+                continue
+            rate = factor = 0.0
+            for factor in ROOMIER:
+                rate = self._rate_with(choice, name, factor, rate)
+                if self._rate_with(choice, name, 1.1 * factor, rate) < (1 + CLIFF / 2) * rate:
+                    break
+            alone = self.times_alone(choice.candidate)[name]
+            roomier = factor * getattr(self.q.asked, name)
+            return BarelyMet(name, alone, roomier, rate * choice.carried.replicas)
+        return None
 
     def _fills_cache(self, choice: PlayedOption) -> bool:
         """Whether a larger KV cache alone would let a replica keep the targets at a higher rate.
@@ -719,11 +813,52 @@ class ServiceSearch:
                 continue
             search = ServiceSearch(replace(self.q, deployments=(other,)))
             plain, least = search.plain(other), (1 + MATTERS) * choice.value
-            found = search.play(plain, least=least) if plain else None
+            found = search.play(plain, _settings(choice), least=least) if plain else None
             self.rates.plays += search.rates.plays
             if found is not None and found.value >= least:
                 return found
         return None
+
+    def _other_layout(self, choice: PlayedOption, shown: list[PlayedOption]) -> PlayedOption | None:
+        """The best other layout of as many GPUs with the same technique and weights, played."""
+        c, q = choice.carried, choice.candidate.question
+        mine = c.deployment.parallelism
+        spread = [o for o in shown if o.carried.deployment.parallelism != mine]
+        if c.gpus == 1 or any(_same_but_layout(o.carried, c) for o in spread):
+            return None
+        base = replace(q.deployment, tp=1, pp=1, dp=1, ep=1)
+        admission = replace(q.admission, techniques=(c.technique,), only=())
+        some = tuple(
+            replace(q, deployment=d, admission=admission)
+            for d in list_layouts(base, c.gpus)
+            if d.parallelism != mine and engine_runs(q, d)
+        )
+        if not some:
+            return None
+        search = ServiceSearch(replace(self.q, deployments=some, total_gpus=c.gpus))
+        found = search.best_of_first()
+        self.rates.plays += search.rates.plays
+        if found is None:
+            return None
+        per_gpu = self.q.objective == "throughput" and not self.q.total_gpus
+        return replace(found, value=found.value / c.gpus) if per_gpu else found
+
+    def best_of_first(self) -> PlayedOption | None:
+        """What the best of the few deployments carries that equal requests find best."""
+        best = None
+        some = [c for q in self.q.deployments if (c := self.plain_or_best(q)) is not None]
+        some = [c for c in some if self.may_keep(c)]
+        for c in sorted(some, key=lambda c: -c.guess / c.deployment.gpus)[:LAYOUTS_TRIED]:
+            best = self.play(c, least=best.value if best else 0.0) or best
+        return best
+
+    def plain_or_best(self, where: Question) -> Candidate | None:
+        """Full KV on a deployment, or the best other technique that may be chosen there."""
+        plain = self.plain(where)
+        if plain is not None or where.weights_lose:
+            return plain
+        found = [c for c in self.candidates(where) if not c.needs]
+        return max(found, key=lambda c: c.value, default=None)
 
     def _research(self, choice: PlayedOption) -> PlayedOption | None:
         """The best of what no engine runs on the chosen deployment, if it is better when played.
@@ -737,8 +872,29 @@ class ServiceSearch:
         some = [c for c in self.composed(mild, every=True) if not c.engines]
         best = max(some, key=lambda c: c.value, default=None)
         least = choice.value * (1 + AS_GOOD)
-        found = self.play(best, self._tokens(choice), least=least) if best else None
+        found = self.play(best, _settings(choice), least=least) if best else None
         return found if found is not None and found.value > least else None
+
+
+def _same_but_layout(one: Carried, other: Carried) -> bool:
+    """Whether two serve alike on as many of the same GPUs, however these are divided."""
+    mine, its = (
+        (c.gpus, c.deployment.hardware.name, c.deployment.weights, c.technique.name)
+        for c in (one, other)
+    )
+    return mine == its
+
+
+def _settings(option: PlayedOption) -> Settings:
+    """What an option was played with."""
+    rules, d = option.carried.costs.rules, option.carried.deployment
+    return int(rules.max_tokens // d.lanes), int(rules.max_seqs // d.dp)
+
+
+def engine_runs(asked: Question, deployment: Deployment) -> bool:
+    """Whether the engine that is asked for, or any, runs the model on another deployment."""
+    engine = asked.admission.engine
+    return not engine_refusal(engine, deployment) if engine else bool(served_by(FULL, deployment))
 
 
 def full_weights(deployment: Deployment) -> float:

@@ -37,11 +37,12 @@ from kvsim.report.phrases import (
     paste_blocks,
     quality,
 )
+from kvsim.report.plan_service import RUN_IT, list_unused
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss, join_titles, list_engines, phrase_loss
 from kvsim.report.table import Table, disk_column, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Block, Heading
+from kvsim.report.terminal import BLANK, Block, Command, Heading
 from kvsim.report.units import rounded, seconds, usd
 from kvsim.techniques.released import SERVERS
 
@@ -162,7 +163,11 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     Result
         The changes, each with a command line.
     """
-    answer = _write_empty_answer(none, command)
+    told = [_describe_nearest(none.remedies[0])] if none.remedies else []
+    answer = Answer(
+        verdict=verdict(["No plan meets the limits."], told),
+        changes=[f"`{a.option}`: {a.outcome}." for a in none.remedies[1:]],
+    )
     advised = [_advice(a) | {"command": change_command(command, a.changes)} for a in none.remedies]
     rows = [row["predicted"] | {"option": row["option"]} for row in advised]
     columns = [
@@ -184,6 +189,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
         none,
         rows,
         tables=[Table(columns, rows, below=settings)] if rows else [],
+        blocks=[*told, RUN_IT, Command(advised[0]["command"]), *answer.body()] if told else [],
         command=command,
     )
 
@@ -407,28 +413,34 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
         settings=list(_list_settings(plan)),
         evidence=[*evidence.list_measurements(d, label(p.technique)), *_quality(plan)],
         assumed=chosen["assumed"],
+        left_out=list(_left_out(plan)),
     )
 
 
-def _write_empty_answer(none: NoPlanError, command: str) -> Answer:
-    """Advise what to change where nothing is within the limits."""
-    first = none.remedies[0] if none.remedies else None
-    needed = ["No plan meets the limits."]
-    if first is not None:
-        needed.append(f"{first} does." if first.prediction else f"Try {first}.")
-    enough = {
-        name: units.size(value) if name.endswith("memory") else units.seconds(value)
-        for name, value in none.relaxations.items()
-    }
-    return Answer(
-        verdict=verdict(needed),
-        changes=[
-            *(f"`{change_command(command, a.changes)}`: {a.outcome}." for a in none.remedies),
-            *(
-                f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
-                for name, amount in enough.items()
-            ),
-        ],
+def _left_out(plan: ChosenPlan) -> Iterator[str]:
+    """What users ask about that the choice does not use, with one reason each."""
+    asked, d = plan.question.admission, plan.choice.deployment
+    if plan.restricted:
+        yield "kvsim's own placements, which no engine runs (one --weights considers them)"
+    drafted = any(
+        p.technique.drafts for p in (plan.choice, *(a.prediction for a in plan.alternatives))
+    )
+    told = any("weights" in advice.changes for advice in plan.advice)
+    yield from list_unused(asked, d, drafted, [plan.question, *plan.too_lossy], told)
+
+
+def _describe_nearest(near: PlanRemedy) -> str:
+    """The plan that is nearest to what was asked for, in a sentence."""
+    p = near.prediction
+    what = phrase_technique(p.technique)
+    count = f"{p.deployment.gpus} x " if p.deployment.gpus > 1 else ""
+    on = f"{count}{p.deployment.hardware.name} with {p.deployment.weights} weights"
+    caution = f"; {near.caution}" if near.caution else ""
+    also = _behind(p, " with ")
+    batch = units.integer(number(p.batch))
+    return (
+        f"Nearest plan, with {near.option}: {what} on {on}, batch {batch}{also}: "
+        f"{_describe_times(p)}{caution}."
     )
 
 

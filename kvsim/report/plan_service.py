@@ -6,12 +6,25 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_costs
-from kvsim.machines.deployment import basis
+from kvsim.machines.deployment import Deployment, basis
 from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import Carried
-from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, narrower_formats, needed_option
+from kvsim.planner.question import (
+    DEFAULT_TPOT,
+    DEFAULT_TTFT,
+    Admission,
+    Question,
+    narrower_formats,
+    needed_option,
+)
 from kvsim.planner.remedies import Otherwise
-from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan, compare_options
+from kvsim.planner.service import (
+    MAX_ALTERNATIVES,
+    ClassPlan,
+    PlayedOption,
+    ServicePlan,
+    compare_options,
+)
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
@@ -39,8 +52,9 @@ if TYPE_CHECKING:
 
 MAX_LINES = 25  # of an answer on a terminal
 BRIEF_ROWS = 3  # of the choice and its alternatives that a terminal shows unless asked for more
-MAX_MISSING = 4  # layouts that are named where nothing meets the targets
+RUN_IT = "To see this plan in full, run:"
 DRAFTERS = ("mtp", "eagle3")  # that a plan says why it does without
+MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
 
 
@@ -84,6 +98,8 @@ def make_result(
         "limits": {k: number(v) for k, v in chosen.candidate.question.limits.stated().items()},
         "usd_per_gpu_hour": number(d.hardware.price),
         "prices": plan.prices,
+        "barely_met": plan.barely and pick(plan.barely, "target", "alone", "roomier", "per_s"),
+        "narrower_weights": plan.narrower and _figures(plan.narrower.carried),
         "basis": basis(d),
         "solver": {"options": plan.considered, "plays": plan.plays},
         "not_modelled": list(evidence.NOT_MODELLED_SERVING),
@@ -169,16 +185,24 @@ def make_result(
 
 
 def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
-    """The choice and what it is first compared with: other cards that were named, and full KV."""
-    seen, named = {rows[0]["gpu"]}, []
-    for row in rows:
-        gpu = row.get("gpu", rows[0]["gpu"])
-        named += [] if gpu in seen else [row]
-        seen.add(gpu)
-    plain = [row for row in rows if row["technique"] == "full"]
-    first = [rows[0], *(named or plain[:1]), *rows]
-    some = list({id(row): row for row in first}.values())[:most]
-    some, left = [row for row in rows if row in some], len(rows) - most
+    """The choice and what it is first compared with.
+
+    That is other cards and weights that were named, advice on weights, another layout, and full KV.
+    """
+
+    def order(row: Row) -> tuple[bool, ...]:
+        told = (
+            *(row[key] != rows[0][key] for key in ("gpu", "weights")),
+            any(row.get(key) != rows[0].get(key) for key in ("tp", "pp", "dp", "ep")),
+            row["technique"] == "full",
+        )
+        new = (row["gpu"], row["weights"]) not in seen
+        seen.add((row["gpu"], row["weights"]))
+        return row is not rows[0], *(not (new and x) for x in told[:2]), *(not x for x in told[2:])
+
+    seen: set[tuple[str, str]] = {(rows[0]["gpu"], rows[0]["weights"])}
+    some = [row for _, row in sorted(zip(map(order, rows), rows, strict=True), key=lambda x: x[0])]
+    some, left = [row for row in rows if row in some[:most]], len(rows) - most
     note = f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
     at = _price(plan)
     note += f" Price of the choice: {at}." if at else ""
@@ -216,7 +240,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     ]
     plan: list[Block] = []
     if near is not None:
-        plan = ["To see this plan in full, run:", Command(str(remedies[0]["command"]))]
+        plan = [RUN_IT, Command(str(remedies[0]["command"]))]
     answer = Answer(
         verdict=verdict(["No plan meets the targets.", *told]),
         changes=changes,
@@ -374,9 +398,21 @@ def _money(plan: ServicePlan) -> str:
 
 def _changes(plan: ServicePlan) -> Iterator[str]:
     """What would bring more, each played."""
-    gains = [(what, gain) for what, gain in plan.prices.items() if gain > NO_GAIN]
+    asked, barely = plan.question.asked, plan.barely
+    if barely is not None:
+        name = barely.target.upper()
+        yield (
+            f"{name} {units.seconds(getattr(asked, barely.target))} leaves almost no room for "
+            f"load: the p{100 * asked.share:g} request alone takes {units.seconds(barely.alone)}, "
+            f"margin included. Nearest target with room: {name} {units.seconds(barely.roomier)}, "
+            f"{_rate(barely.per_s)} requests/s."
+        )
+    gains = [
+        (what, gain)
+        for what, gain in plan.prices.items()
+        if gain > NO_GAIN and not (barely and what.endswith(barely.target.upper()))
+    ]
     if gains:
-        asked = plan.question.asked
         told = []
         for what, gain in gains:
             name = what.split()[-1]  # of "a 10 % looser TTFT" or "twice the TTFT"
@@ -384,19 +420,11 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             told.append(f"by {units.percent(gain)} with {name} {units.seconds(limit)}")
         looser = "A looser target" if len(told) == 1 else "Looser targets"
         yield f"{looser} would raise the rate: {', '.join(sorted(told, key=_by_target))}."
-    if plan.narrower is not None:
-        other = plan.narrower
-        compared = compare_options(plan.question, plan.choice, other)
-        yield (
-            f"With --weights {other.carried.deployment.weights}: "
-            f"{_rate(other.carried.per_s)} requests/s ({compared}); "
-            f"{_loss(other.candidate.evidence)}."
-        )
     if plan.fills_cache:
         yield (
             "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
         )
-    elif not gains and plan.narrower is None:
+    elif not (gains or barely or plan.narrower):
         most = plan.choice.candidate.question.workload.batch
         cause, larger = "the speed of the GPUs", ""
         if most is not None:
@@ -454,36 +482,52 @@ def _describe_concurrency(chosen: PlayedOption, served: "Served") -> str:
 def _left_out(plan: ServicePlan) -> Iterator[str]:
     """What users ask about that the choice does not use, with one reason each."""
     found, d = plan.choice.candidate.question, plan.choice.carried.deployment
-    asked, model = found.admission, plan.choice.carried.deployment.model
+    asked = found.admission
     if plan.question.load.reuses:
         yield "prefixes from host memory (`kvsim simulate --host-cache` compares sizes)"
     else:
         yield "prefix caching (no reuse stated: --turns, --cached, --hit-rate)"
     shown = [plan.choice, *(a.option for a in plan.alternatives)]
+    drafted = any(o.carried.technique.drafts for o in shown)
+    yield from list_unused(asked, d, drafted, plan.question.deployments, plan.narrower is not None)
+
+
+def list_unused(
+    asked: Admission,
+    deployment: Deployment,
+    drafted: bool,
+    questions: Sequence[Question],
+    advised: bool,
+) -> Iterator[str]:
+    """List what users ask about that a plan does not use, with one reason each.
+
+    Parameters
+    ----------
+    asked
+        What the plan may consider.
+    deployment
+        The chosen deployment.
+    drafted
+        Whether speculation is shown.
+    questions
+        The deployments that were asked for.
+    advised
+        Whether narrower weights are shown.
+    """
     drafting = [t for t in asked.candidates() if t.name in DRAFTERS and t.name in ENGINES["vllm"]]
-    if drafting and not any(o.carried.technique.drafts for o in shown):
-        able = [t.name for t in drafting if asked.has_drafter(t, d)]
+    if drafting and not drafted:
+        able = [t.name for t in drafting if asked.has_drafter(t, deployment)]
         no = "no MTP module, and no acceptance rate of an EAGLE-3 head is known: --acceptance"
-        yield (
-            f"speculation with {able[0]} (serves fewer requests/s)"
-            if able
-            else f"speculation ({no})"
-        )
-    formats = {q.deployment.weights for q in plan.question.deployments}
-    lossy = {
-        q.deployment.weights: q.weights_evidence
-        for q in plan.question.deployments
-        if q.weights_lose
-    }
-    narrower = [name for name in narrower_formats(d) if name not in formats]
+        yield f"speculation ({f'{able[0]} carries less' if able else no})"
+    formats = {q.deployment.weights for q in questions}
+    lossy = [q for q in questions if q.weights_lose]
+    narrower = [name for name in narrower_formats(deployment) if name not in formats]
     if lossy:
-        name, known = min(lossy.items(), key=lambda item: item[1].column)
-        yield f"{name} weights ({_loss(known)}; {needed_option(known)} admits them)"
-    elif narrower and len(formats) == 1 and plan.narrower is None:
+        q = min(lossy, key=lambda q: q.weights_evidence.column)
+        known, needed = _loss(q.weights_evidence), needed_option(q.weights_evidence)
+        yield f"{q.deployment.weights} weights ({known}; {needed} admits them)"
+    elif narrower and len(formats) == 1 and not advised:
         yield f"{join_words(narrower, 'or')} weights (--weights auto compares them)"
-    layouts = {q.deployment.ep for q in plan.question.deployments}
-    if model.experts and d.gpus > 1 and len(layouts) == 1 and d.ep == 1:
-        yield f"expert parallelism (--ep {d.tp}, or --total-gpus {d.gpus} compares layouts)"
 
 
 def _settings(c: Carried) -> Row:
@@ -540,12 +584,26 @@ def _load_fields(plan: ServicePlan) -> Row:
 
 
 def _rows(plan: ServicePlan) -> Iterator[Row]:
-    """The choice, what else would do, and the best of what no engine runs."""
+    """The choice, at most five alternatives, and the best of what no engine runs."""
+    chosen = plan.choice.carried.deployment
     yield _row(plan.choice, "choice", "")
-    for a in plan.alternatives:
+    extra = 0
+    if plan.narrower is not None:
+        option = f"--weights {plan.narrower.carried.deployment.weights}"
+        more = compare_options(plan.question, plan.choice, plan.narrower)
+        told = f"{option}: {more}; {_loss(plan.narrower.candidate.evidence)}"
+        yield _row(plan.narrower, f"needs {option}", told)
+        extra += 1
+    if plan.layout is not None:
+        yield _row(plan.layout, "or", _describe_layout(plan, plan.layout))
+        extra += 1
+    for a in plan.alternatives[: MAX_ALTERNATIVES - extra]:
         needs, d = a.option.candidate.needs, a.option.carried.deployment
-        where = differing_options(plan.choice.carried.deployment, d)
+        where = differing_options(chosen, d)
         told = f"{where}: {a.reason}" if where else a.reason
+        as_many = a.option.carried.gpus == plan.choice.carried.gpus
+        if as_many and d.parallelism != chosen.parallelism:
+            told = _describe_layout(plan, a.option)
         known, guessed = a.option.candidate.evidence, needs == "--acceptance"
         if needs:
             admitted = f"{_loss(known)}, which {needs} allows"
@@ -559,6 +617,15 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         told = f"{more}, but only --research considers it; {lost}"
         gain = number(plan.research.value / plan.choice.value - 1)
         yield _row(plan.research, "no engine", told) | {"gain": gain}
+
+
+def _describe_layout(plan: ServicePlan, other: PlayedOption) -> str:
+    """Another division of as many GPUs, and how it compares."""
+    c = other.carried
+    where = differing_options(plan.choice.carried.deployment, c.deployment)
+    if c.replicas > 1:
+        where = f"{c.replicas} replicas with {c.deployment.parallelism.words() or 'a GPU each'}"
+    return f"{where}: {compare_options(plan.question, plan.choice, other)}"
 
 
 def _loss(found: Evidence) -> str:

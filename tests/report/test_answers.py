@@ -182,7 +182,7 @@ def test_an_engine_command_is_pasted_as_one_line() -> None:
     [
         ("--model llama3.1-8b --gpu h100 --batch 32", "--batch 32 allows no more than 32"),
         ("--model llama3.1:8b --gpu h100 --engine ollama", "OLLAMA_NUM_PARALLEL="),
-        ("--model qwen3-235b-a22b --gpu h200 --tp 4", "expert parallelism (--ep 4,"),
+        ("--model qwen3-235b-a22b --gpu h200 --tp 4", "--ep 4: "),
         ("--model llama3.1-8b --gpu h100,l40s", "--gpu l40s: "),
     ],
 )
