@@ -118,7 +118,8 @@ def compute_here(coming: Bundles) -> Iterator[Done]:
         Index and Parquet file of each chunk.
     """
     for bundle in coming:
-        yield from _pair_contents(bundle, compute_bundle(bundle)[1])
+        for chunk in bundle.chunks:  # each is kept before the next is begun
+            yield chunk.index, compute(chunk)
 
 
 def compute_in_processes(coming: Bundles, workers: int) -> Iterator[Done]:

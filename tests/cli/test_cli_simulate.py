@@ -1,38 +1,11 @@
 """``kvsim simulate`` through the command line."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from kvsim.api.simulations import Sought
 from tests.support.commands import run
-from tests.support.envelope import answer_in
 
 BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100")
-
-
-def test_a_sample_is_served_and_checked(tmp_path: Path) -> None:
-    out = tmp_path / "requests.parquet"
-    done = run(*BASE, "--trace", "sample:chat", "--check", "--json", "--out", str(out))
-    assert done.code == 0, done.err
-    answer = answer_in(done.out)
-    assert answer["finished"] + answer["refused"] == answer["requests"] == 500
-    assert answer["ttft_s"]["p50"] <= answer["ttft_s"]["p99"]
-    assert answer["basis"]["kind"] == "carried over"
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(out).to_pydict()
-    ttft = np.array(rows["first_token_s"]) - np.array(rows["arrival_s"])
-    assert ttft.mean() == pytest.approx(answer["ttft_s"]["mean"])
-
-
-def test_several_techniques_on_one_trace_fit_the_terminal() -> None:
-    done = run(*BASE, "--trace", "sample:code", "--compare", "full kivi", "--ttft", "2")
-    assert done.code == 0, done.err
-    assert max(len(line) for line in done.out.splitlines()) <= 100
-    for word in ("kivi", "USD", "memory", "prefix", "queue", "TTFT"):
-        assert word in done.out
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,19 @@ import numpy as np
 from tests.docs.blocks import ENVIRONMENT, steady
 from tests.frozen.store import Answer, Kind
 from tests.robust.kills import OWN
-from tests.support.commands import run
+from tests.support.commands import WIDTH, run
 
 PAGE = "page.html"
+SWEPT = {
+    "plans.toml": 'kind = "plan"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n'
+                  "prompt = [2000]\ngenerate = [32]\ntp = [2]\n",
+    "fleets.toml": 'kind = "capacity"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n'
+                   'trace = ["own.csv"]\n',
+    "serving.toml": 'kind = "simulate"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000", "l4"]\n'
+                    'technique = ["offload", "full"]\ntrace = ["own.csv"]\nreplicas = [1, 2]\n',
+    "ranked.toml": '[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\ntechnique = "all"\n'
+                   "batch = [8]\ncontext = [2000]\ntp = [2]\n",
+}  # fmt: skip
 FIGURE = re.compile(r'<script type="application/json" data-for="\w+">(.*?)</script>', re.DOTALL)
 UNSEEN = re.compile(r"<(script|style|svg|head|footer)\b.*?</\1>", re.DOTALL)
 
@@ -30,11 +40,12 @@ UNSEEN = re.compile(r"<(script|style|svg|head|footer)\b.*?</\1>", re.DOTALL)
 def compute(case: str) -> Answer:
     """Run a command beside small files and return what it prints and draws."""
     with TemporaryDirectory() as folder, chdir(folder), patch.dict(os.environ, ENVIRONMENT):
-        for name, content in OWN.items():
+        for name, content in (OWN | SWEPT).items():
             Path(name).write_text(content)
         ended = run(*shlex.split(case))
         page = Path(PAGE).read_text(encoding="utf-8") if Path(PAGE).exists() else ""
     printed = [*ended.out.splitlines(), "", *ended.err.splitlines()[-1:] * (ended.code > 0)]
+    assert "--csv" in case or max(map(len, ended.out.splitlines()), default=0) <= WIDTH
     said = " ".join(" ".join(printed).split())
     rows = [
         " | ".join(filter(None, (unescape(x).strip() for x in re.split("<[^>]*>", row))))

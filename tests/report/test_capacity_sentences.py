@@ -1,6 +1,5 @@
 """Sentences of ``kvsim capacity`` that depend on what was asked, and on where the limit is."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +8,8 @@ from kvsim.report import capacity
 from kvsim.report.capacity import (
     _describe_certainty,
     _describe_prices,
-    _describe_question,
     _load_table,
 )
-from tests.support.commands import run
-from tests.support.envelope import answer_in
 
 
 def sure(ttft: float | None, tpot: float | None) -> dict[str, Any]:
@@ -81,29 +77,3 @@ def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> Non
     page = capacity.write_answer(row)
     assert str(page).count("The request could not be met: TTFT is longer.") == 1
     assert ("The request could not be met" in page.verdict) == (words == 20)
-
-
-def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) -> None:
-    """The estimate prefers an L40S, of which a request keeps the cheaper part busy."""
-    trace = tmp_path / "one.csv"
-    trace.write_text("arrival_s,prompt_tokens,generate_tokens\n0,1000,200\n")
-    asked = (
-        "capacity", "--trace", str(trace), "--model", "llama3-8b", "--gpus", "l4,l40s", "--ttft",
-        "1s", "--tpot", "60ms", "--only", "full", "--sure", "0", "--json",
-    )  # fmt: skip
-    found = answer_in(run(*asked).out)
-    assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
-    assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
-    assert _describe_question(found).startswith(
-        f"llama3-8b, {trace}: 1 request; 90 % of requests within both TTFT"
-    )
-
-
-def test_a_trace_that_is_soon_over_is_said_to_be() -> None:
-    asked = (
-        "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "h100", "--ttft",
-        "3s", "--tpot", "100ms", "--tp", "1", "--only", "full", "--rate", "10x",
-        "--scale", "clock", "--json",
-    )  # fmt: skip
-    said = answer_in(run(*asked).out)["assumed"]
-    assert any("The trace lasts only 25.6 s: longer queues are not seen" in x for x in said)

@@ -1,12 +1,7 @@
 """Every answer that rests on the host says what is assumed of it, and JSON too."""
 
-from html import unescape
-from pathlib import Path
-
 import pytest
 
-from kvsim.planner import alternatives, question
-from kvsim.planner.question import Admission
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -58,28 +53,3 @@ def test_the_host_is_named_where_an_answer_rests_on_it(
         assert (SAID in said) is (technique == "offload"), more
         if more:
             answer_in(found.out)
-
-
-SWEEPS = {
-    "predict": 'technique = ["{technique}"]\nbatch = [4, 8]\ncontext = [2000]',
-    "simulate": 'technique = ["{technique}"]\ntrace = ["{trace}"]',
-    "capacity": 'trace = ["{trace}"]\nttft_target_s = [1000]\ntpot_target_s = [20]',
-}
-
-
-@pytest.mark.parametrize("technique", ["offload", "full"])
-@pytest.mark.parametrize("kind", SWEEPS)
-def test_the_page_of_a_sweep_names_it(
-    kind: str, technique: str, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only = Admission(only=(technique,))  # where a fleet is free to choose
-    monkeypatch.setattr(question, "Admission", lambda: only)
-    monkeypatch.setattr(alternatives, "GPUS_PER_REPLICA", (1, 2))
-    spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
-    grid = SWEEPS[kind].format(technique=technique, trace=trace)
-    spec.write_text(
-        f'kind = "{kind}"\n[grid]\nmodel = ["phi-3-mini-128k"]\ngpu = ["a6000"]\n{grid}\n'
-    )
-    done = run("sweep", str(spec), "--out", str(tmp_path / "out"), "--report", str(page))
-    assert done.code == 0, done.err
-    assert (SAID in unescape(page.read_text(encoding="utf-8"))) is (technique == "offload")

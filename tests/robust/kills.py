@@ -99,7 +99,7 @@ def stop(name: str, folder: Path, number: int, wait: float, whole: dict[str, byt
     lay_out(folder, arguments)
     child = os.fork()
     if not child:
-        _run(arguments, folder)
+        run_in_child(arguments, folder)
     time.sleep(wait)
     os.kill(child, number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -142,14 +142,17 @@ def _checkpoint(folder: Path) -> Path:
     return place
 
 
-def _run(arguments: tuple[str, ...], folder: Path) -> None:
-    """The child that is stopped: never returns."""
+def run_in_child(
+    arguments: tuple[str, ...], folder: Path, prepare: Callable[[], None] = lambda: None
+) -> None:
+    """Run a command in the child that is stopped: never returns."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(folder)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
+        prepare()
         sys.argv = ["kvsim", *arguments]
         from kvsim.cli.app import main
 

@@ -46,18 +46,3 @@ def look(page: Path, width: int, scheme: int, folder: Path, axe: str = "") -> An
     told = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert told and told[1], done.stderr[-2000:]
     return json.loads(html.unescape(told[1]))
-
-
-def shoot(page: Path, width: int, height: int, scheme: int, out: Path, folder: Path) -> None:
-    """A picture of a page, for people."""
-    outer = folder / "frame.html"
-    outer.write_text(
-        f'<!doctype html><style>body{{margin:0}}</style><iframe src="{page.as_uri()}" '
-        f'style="border:0;width:{width}px;height:{height}px"></iframe>'
-    )
-    subprocess.run(
-        [*flags(folder / "profile"), f"--window-size={max(width, 600)},{height}",
-         "--virtual-time-budget=9000", f"--blink-settings=preferredColorScheme={scheme}",
-         f"--screenshot={out}", outer.as_uri()],
-        capture_output=True, timeout=120, check=False,
-    )  # fmt: skip

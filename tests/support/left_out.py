@@ -24,7 +24,6 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/cli/test_cli_quality.py::test_a_trace_is_printed",
     "tests/cli/test_simulate_files.py::test_a_run_that_is_stopped",
     "tests/cli/test_simulate_traces.py::test_accepted_drafts",
-    "tests/cli/test_cli.py::test_text_fits_100_columns[plan --model lwm",
     "tests/docs/test_examples.py",
     "tests/planner/test_sensitivity.py::test_beyond",
     "tests/planner/test_planner.py::test_two_gpus",
