@@ -224,7 +224,7 @@ def _slots(clients: float) -> int:
     10, 20, 39, 77, 154 and 615 on H100), and the time to the first token is then the wait for a
     place: one, a half and a quarter of a request's time for 2 on 1, 3 on 2 and 10 on 8.
     """
-    return next(2**k for k in range(16) if ceil(CROWD * 2**k) >= clients)
+    return next(1 << k for k in range(16) if ceil(CROWD * (1 << k)) >= clients)
 
 
 def _disaggregated(r: Mapping[str, str], line: int) -> Iterator[Row]:
