@@ -27,6 +27,9 @@ of 1,024 tokens in and out on up to 4 GPUs. It is not said; in 42 runs on two ca
 the first token comes 16 to 27 passes later than with other lengths, 20 at the median. Servers that
 only decode do the same."""
 CROWD = 1.2  # clients over what servers take at once, in some tests of pools
+LARGER_GRAPHS = "--cuda-graph-sizes 2048"
+"""What InferenceMAX gives vLLM for gpt-oss, so that short prompts are replayed as graphs, too (its
+benchmarks/gptoss_fp4_h100 script; the engine's default is 512 tokens)."""
 ENGINES = {
     "vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM",
     "deepspeed-mii": "DeepSpeed-MII",
@@ -203,13 +206,14 @@ def _serving(file: str, r: Mapping[str, str], line: int) -> Iterator[Row]:
     spread = DRAWN if r["src"].startswith(("2026", "db-dump")) else 1.0
     share = (1 + spread) / 2
     prompt, generate = share * float(r["isl"]), share * float(r["osl"])
+    larger = r["engine"] == "vllm" and spread == DRAWN and "gpt-oss" in model
     together = r["engine"] == "trtllm" and spread == DRAWN and r["isl"] == r["osl"] and tp < 8
     common = Row(
         file, line, f"{file} {r['src'].rpartition('/')[2]}", ENGINES[r["engine"]],
         r["version"], r["device"], model, weights, "e2e_s", 1.0, "closed loop", kv=kv, tp=tp, dp=dp,
         ep=ep, gpus=tp * dp, technique="fp8" if kv else "full",
         concurrency=clients, prompt=prompt, generate=generate,
-        spread=spread, streamed=STREAMED if together else 1,
+        spread=spread, streamed=STREAMED if together else 1, note=LARGER_GRAPHS if larger else "",
     )  # fmt: skip
     ttft, tpot = float(r["ttft_ms"]) / 1000, float(r["tpot_ms"]) / 1000
     for metric, value, asked in (("e2e_s", ttft + (generate - 1) * tpot, "latency"),

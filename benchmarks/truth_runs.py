@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.truth_rows import Row
+from benchmarks.truth_rows import LARGER_GRAPHS, Row
 from kvsim.errors import InputError
 from kvsim.evidence.ledger import evidence_for
 from kvsim.machines.deployment import Deployment
@@ -78,6 +78,8 @@ def deployment_of(row: Row, stack: str | Stack = "") -> Deployment:
     assert isinstance(found, Stack)
     if "--async-scheduling" in row.note and not found.time.asynchronous:
         found = _asynchronous(found)
+    if LARGER_GRAPHS in row.note:
+        found = with_numbers(found, {"time.graph_tokens": 2048})
     spread = row.tp, row.pp, row.dp, row.ep
     d = Deployment(_model(row.model), load_hardware(row.card), found, row.weights, *spread)
     return d if row.served else replace(d, stack=d.stack.offline)
