@@ -78,10 +78,10 @@ def deployment_of(row: Row, stack: str | Stack = "") -> Deployment:
     assert isinstance(found, Stack)
     if "--async-scheduling" in row.note and not found.time.asynchronous:
         found = _asynchronous(found)
-    if LARGER_GRAPHS in row.note:
-        found = with_numbers(found, {"time.graph_tokens": 2048})
     spread = row.tp, row.pp, row.dp, row.ep
     d = Deployment(_model(row.model), load_hardware(row.card), found, row.weights, *spread)
+    if row.note == LARGER_GRAPHS:
+        d = replace(d, stack=with_numbers(d.stack, {"time.graph_tokens": 2048}))
     return d if row.served else replace(d, stack=d.stack.offline)
 
 
