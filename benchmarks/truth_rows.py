@@ -28,8 +28,8 @@ the first token comes 16 to 27 passes later than with other lengths, 20 at the m
 only decode do the same."""
 CROWD = 1.2  # clients over what servers take at once, in some tests of pools
 LARGER_GRAPHS = "--cuda-graph-sizes 2048"
-"""What InferenceMAX gives vLLM for gpt-oss, so that short prompts are replayed as graphs, too (its
-benchmarks/gptoss_fp4_h100 script; the engine's default is 512 tokens)."""
+"""What InferenceMAX's public scripts give vLLM for gpt-oss on an H100, so that short prompts are
+replayed as CUDA graphs, too (512 tokens by default). The H200 is assumed to have run alike."""
 ENGINES = {
     "vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM",
     "deepspeed-mii": "DeepSpeed-MII",
