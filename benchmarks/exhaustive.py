@@ -47,22 +47,22 @@ def draw(random: np.random.Generator) -> dict[str, Any]:
 def list_fleets(solver: FleetSolver, asked: FleetQuestion, most: float) -> Iterator[Fleet]:
     """Every fleet of one kind or two below a cost [USD/h] that is not overloaded by far."""
     plain = [x for kind in solver.kinds for x in kind.choices]
-    kinds: list[Configuration] = []
+    kinds: list[tuple[Configuration, Configuration]] = []
     for x in plain:
         limits = [n for n in LOWER_BATCH_LIMITS if n < x.costs.rules.max_seqs]
-        kinds += [x, *(x.limited(n) for n in limits)]
+        kinds += ((x, y) for y in (x, *(solver.limit_batch(x, n) for n in limits)))
     need = {id(x): solver.busy(kind) for kind in solver.kinds for x in kind.choices}
-    for x in kinds:
+    for plainest, x in kinds:
         for n in range(1, min(int(most / x.rent), MOST) + 1):
-            if n >= OVERLOADED * need[id(solver.known(x))]:
-                yield solver.always(asked, (x, n))
+            if n >= OVERLOADED * need[id(plainest)]:
+                yield solver.make_steady(asked, (x, n))
     for x, y in combinations(plain, 2):
-        if solver.known(x).name == solver.known(y).name:
+        if x.name == y.name:
             continue
         for n, m in product(range(1, MOST + 1), repeat=2):
             carried = n / need[id(x)] + m / need[id(y)]
             if n * x.rent + m * y.rent <= most and carried >= OVERLOADED:
-                yield solver.always(asked, (x, n), (y, m))
+                yield solver.make_steady(asked, (x, n), (y, m))
 
 
 def check(task: dict[str, Any]) -> tuple[float, float]:

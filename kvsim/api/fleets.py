@@ -102,7 +102,7 @@ def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
         return ""
     (j,) = answer.used
     x, count = answer.fleet.kinds[j], int(answer.fleet.replicas[j])
-    targets = answer.targets.loosest  # `simulate` has no classes of prompts
+    targets = answer.targets.uniform  # `simulate` has no classes of prompts
     d, rules = x.costs.deployment, x.costs.rules
     layout, tiers, limits = asdict(d.parallelism), ("host_cache", "nvme_cache"), ("ttft", "tpot")
     spread = {k: v for k, v in layout.items() if v > 1}

@@ -318,9 +318,9 @@ def describe_fleet(answer: CapacityAnswer) -> str:
 
 def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     """How likely the targets are kept, and what rents more certainty where that is little."""
-    if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
+    if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.classes):
         return "No targets were given", ""
-    least, most = answer.sure.between
+    least, most = answer.sure.interval
     low, high = map(likelihood, (least, most))
     likely = f"at least {low}" if most > 0.99 >= least else f"{low.removesuffix(' %')} to {high}"
     likely = low if low == high else likely
@@ -542,7 +542,7 @@ def _load_table(answer: Row) -> Table:
         needs = answer["fleet_at_load"][load]["usd_per_hour"] or "none found"
         rows.append({**times, "case": label, "needs": needs})
     for name, times in answer["after_loss"].items():
-        rows.append({**times, "case": f"without {_one(name)}", "needs": ""})
+        rows.append({**times, "case": f"without {_name_one(name)}", "needs": ""})
     columns = [
         text_column("this fleet with", "case"),
         *_wait_columns(),
@@ -596,7 +596,7 @@ def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     loads = answer["at_load"].items()
     cases = {f"at {load} times": x for load, x in loads}
-    cases |= {f"if {_one(name)} fails": x for name, x in answer["after_loss"].items()}
+    cases |= {f"if {_name_one(name)} fails": x for name, x in answer["after_loss"].items()}
     lower = {f"at {load} times" for load, _ in loads if float(load) < 1}
     met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
     missed = {name: x for name, x in cases.items() if not x["met"]}
@@ -643,7 +643,7 @@ def _shorten(name: str) -> str:
     return DRAFTING.sub(r"\1 with \2 drafts", FULL_KV.sub("", name))
 
 
-def _one(name: str) -> str:
+def _name_one(name: str) -> str:
     """A single replica, as one that is lost."""
     return f"one{count_replicas(1, _shorten(name))[1:].removeprefix(' x')}"
 
@@ -1121,7 +1121,7 @@ def _break_even(fleet: Fleet, alone: Fleet, gpu: str) -> float | None:
 
 
 def _certainty(answer: CapacityAnswer) -> Row:
-    sure, targets = answer.sure, answer.targets.each
+    sure, targets = answer.sure, answer.targets.classes
     asked = [name for name in ("ttft", "tpot") if any(isfinite(getattr(x, name)) for x in targets)]
     return {
         "asked": answer.question.sure,
@@ -1131,7 +1131,7 @@ def _certainty(answer: CapacityAnswer) -> Row:
         "ttft_met": sure.likely["ttft"] if "ttft" in asked else None,
         "tpot_met": sure.likely["tpot"] if "tpot" in asked else None,
         "both_met": sure.likely["both"],
-        "both_between": list(sure.between),
+        "both_between": list(sure.interval),
     }
 
 
@@ -1199,7 +1199,7 @@ def _class_rows(played: Played, targets: FleetTargets) -> list[Row]:
     """Make a row for each class of prompts with targets of its own."""
     if not targets.longer:
         return []
-    found, bounds = [], [x.above for x in targets.each]
+    found, bounds = [], [x.above for x in targets.classes]
     longest = dict(pairwise(bounds))
     for rows, target in played.by_class(targets):
         reached = played.reached(targets.share, rows)

@@ -138,13 +138,13 @@ def test_rare_classes_join_their_twin_and_others_stay() -> None:
 
 def test_targets_are_of_the_class_of_a_prompt() -> None:
     prompt = np.array([1, 500, 501, 900, 901, 10**6])
-    assert TARGETS.of(prompt).tolist() == [0, 0, 1, 1, 2, 2]
-    ttft, tpot = TARGETS.of_each(prompt)
+    assert TARGETS.classify(prompt).tolist() == [0, 0, 1, 1, 2, 2]
+    ttft, tpot = TARGETS.list_limits(prompt)
     assert ttft.tolist() == [2, 2, 5, 5, 9, 9] and tpot[[0, 2, 4]].tolist() == [0.1, 0.2, 0.3]
-    assert TARGETS.loosest == FleetTargets(9.0, 0.3, 0.9)
+    assert TARGETS.uniform == FleetTargets(9.0, 0.3, 0.9)
     twice = TARGETS.times("ttft", 2.0)
-    assert [x.ttft for x in twice.each] == [4, 10, 18]
-    assert [x.tpot for x in twice.each] == [0.1, 0.2, 0.3]
+    assert [x.ttft for x in twice.classes] == [4, 10, 18]
+    assert [x.tpot for x in twice.classes] == [0.1, 0.2, 0.3]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -189,7 +189,7 @@ def played(ttft: list[float], tpot: list[float], prompt: list[int]) -> Played:
 def test_each_class_is_held_to_its_own_targets() -> None:
     good = played([1.9, 4.9, 8.9], [0.09, 0.19, 0.29], [100, 600, 1000])
     assert good.meets(TARGETS) and good.good_share(TARGETS) == 1.0
-    assert good.over(TARGETS) == pytest.approx((8.9 / 9, 0.29 / 0.3, 8.9 / 9))
+    assert good.measure_excess(TARGETS) == pytest.approx((8.9 / 9, 0.29 / 0.3, 8.9 / 9))
     for place, (ttft, tpot) in enumerate([(2.1, 0.09), (4.9, 0.21), (9.1, 0.29)]):
         slow = played([1.9, 4.9, 8.9], [0.09, 0.19, 0.29], [100, 600, 1000])
         slow.ttft[place], slow.tpot[place] = ttft, tpot
@@ -206,7 +206,7 @@ def test_a_share_of_the_requests_is_within_both_targets(count: int, share: float
     random = np.random.default_rng(count)
     ttft, tpot = (random.exponential(x, count).tolist() for x in (0.4, 0.05))
     some = played(ttft, tpot, [100] * count)
-    over = some.over(FleetTargets(1.0, 0.1, share))
+    over = some.measure_excess(FleetTargets(1.0, 0.1, share))
     assert over.both >= max(over.ttft, over.tpot)
     for stretch, kept in ((1 + 1e-9, True), (1 - 1e-9, False)):  # the least by which both suffice
         targets = FleetTargets(stretch * over.both, 0.1 * stretch * over.both, share)
@@ -248,7 +248,7 @@ def test_of_two_fleets_the_cheaper_then_the_plainer_is_better() -> None:
 
     plain = configuration()
     frills = _add_memory(plain, 5e9, 0.0, Extras(host=5e9))
-    better = FleetSolver._better
+    better = FleetSolver._improves_on
     assert better(fleet(frills, 1.0), None)
     assert better(fleet(frills, 1.0), fleet(plain, 1.01))
     assert not better(fleet(plain, 1.01), fleet(frills, 1.0))

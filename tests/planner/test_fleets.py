@@ -61,7 +61,7 @@ def test_pass_budgets_of_every_kind_are_tried(
     solver = FleetSolver(build_question(inputs, read_traffic(inputs)), lambda _: None)
     one = FleetQuestion(solver.question.targets, solver.question.limits)
     kinds = {(x.name, x.costs.rules.max_tokens): x for k in solver.kinds for x in k.choices}
-    known = solver.always(one, *((kinds[name, budget], n) for n, name, budget in cheaper))
+    known = solver.make_steady(one, *((kinds[name, budget], n) for n, name, budget in cheaper))
     found = solver.solve(one)
     assert found is not None and solver.keeps(known, one)
     assert found.cost <= known.cost * (1 + 1e-9)

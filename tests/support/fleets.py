@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -67,14 +67,16 @@ def _plain(requests: Requests) -> Requests:
 def cheapest_by_play(solver: FleetSolver, asked: FleetQuestion) -> Fleet | None:
     """The cheapest fleet of all: every kind, budget and count, and every pair with some counts."""
     fleets = [
-        solver.always(asked, (x, n))
+        solver.make_steady(asked, (x, n))
         for kind in solver.kinds
         for x in kind.choices
         for n in range(1, MOST + 1)
     ]
     for one, other in combinations([k.choices[0] for k in solver.kinds], 2):
         fleets += [
-            solver.always(asked, (one, n), (other, m)) for n in range(1, 5) for m in range(1, 5)
+            solver.make_steady(asked, (one, n), (other, m))
+            for n in range(1, 5)
+            for m in range(1, 5)
         ]
     for fleet in sorted(fleets, key=lambda x: x.cost):
         if solver.keeps(fleet, asked):

@@ -216,7 +216,7 @@ def _reprice(solver: FleetSolver, asked: FleetQuestion, best: Fleet) -> dict[str
     sellers = solver.question.sellers
     fleets = [x for x in solver.fleets if sellers and solver.allows(x, asked)]
     kept = [x for x in fleets if solver.keeps(x, asked)]
-    kept.sort(key=lambda x: (x is not best, x.frills))  # of equal prices, the first
+    kept.sort(key=lambda x: (x is not best, x.complexity))  # of equal prices, the first
     return {
         seller: min((_sold(x, prices, solver, asked) for x in kept), key=lambda x: round(x.cost, 9))
         for seller, prices in sellers.items()
@@ -290,7 +290,7 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
         rows[f"{whole}without {called}"] = replace(asked, limits=changed, load=1.0)
     for name in ("ttft", "tpot"):
         target = getattr(asked.targets, name)
-        if any(isfinite(getattr(x, name)) for x in asked.targets.each):
+        if any(isfinite(getattr(x, name)) for x in asked.targets.classes):
             said = f"{name.upper()} at most {as_time(TARGET_FACTOR * target)}"
             if asked.targets.longer:
                 said = f"{name.upper()} {TARGET_FACTOR:g} times as long in every class"
@@ -316,13 +316,13 @@ def _comparisons(solver: FleetSolver, asked: FleetQuestion) -> dict[str, FleetQu
         rows[NO_POOLS] = replace(asked, only=lambda x: x.apart is None)
     gpus = list(dict.fromkeys(k.gpu for k in solver.kinds))
     for gpu in gpus if len(gpus) > 1 else ():
-        rows[f"{gpu} alone"] = replace(asked, only=_on(gpu))
+        rows[f"{gpu} alone"] = replace(asked, only=_is_on(gpu))
     if asked.sure:
         rows[STRETCH] = replace(asked, sure=0.0)
     return rows
 
 
-def _on(gpu: str) -> Callable[[Configuration], bool]:
+def _is_on(gpu: str) -> Callable[[Configuration], bool]:
     return lambda x: x.gpu == gpu
 
 
@@ -354,9 +354,9 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
     solver.tell("looking for targets that can be met")
     kinds = [k for k in solver.kinds if asked.only(k.choices[0])]
     each = [solver.at_rest(kind.choices[0]) for kind in kinds]
-    nearest = min(range(len(kinds)), key=lambda i: each[i].over(asked.targets).both)
+    nearest = min(range(len(kinds)), key=lambda i: each[i].measure_excess(asked.targets).both)
     best, replica = each[nearest], kinds[nearest].choices[0].name
-    if best.over(asked.targets).both == inf:
+    if best.measure_excess(asked.targets).both == inf:
         r = solver.question.traffic.requests
         raise InfeasibleError(
             "no kind of replica can serve all requests: those of up to "
@@ -364,7 +364,7 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
             "more GPUs (--tp), larger ones (--gpus) or narrower --weights"
         )
     longest = int(solver.question.traffic.requests.prompt.max())
-    said, changed = [], {x.above: x for x in asked.targets.each}
+    said, changed = [], {x.above: x for x in asked.targets.classes}
     for rows, target in best.by_class(asked.targets):
         reached = best.reached(asked.targets.share, rows)
         for name in ("ttft", "tpot"):
@@ -381,7 +381,7 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
             longer = max(wanted, TARGET_ROOM * value)
             changed[target.above] = replace(mine, **{name: longer})
     targets = asked.targets.changed(lambda x: changed[x.above])
-    beyond = max(best.over(targets).both, 1.0)  # more may miss either of them than miss one
+    beyond = max(best.measure_excess(targets).both, 1.0)  # more may miss either than one
     targets = targets.times("ttft", beyond).times("tpot", beyond)
     why = "; ".join(said) or "no replica meets the targets under load"
     return targets, f"{why}; the targets were relaxed"
@@ -408,9 +408,9 @@ def _with_most_headroom(
 
     if len(same) == 1:
         return best
-    plain = min(same, key=lambda x: x.frills)
+    plain = min(same, key=lambda x: x.complexity)
     same = [x for x in same if likely(x, asked) >= likely(plain, asked)]
-    return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.frills))
+    return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.complexity))
 
 
 def _try(solver: FleetSolver, fleet: Fleet, question: FleetQuestion) -> WhatIf:

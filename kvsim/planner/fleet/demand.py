@@ -58,32 +58,32 @@ class FleetTargets:
     longer: tuple[ClassTarget, ...] = ()
 
     @property
-    def each(self) -> tuple[ClassTarget, ...]:
+    def classes(self) -> tuple[ClassTarget, ...]:
         """Every class, that of the shortest prompts first."""
         return (ClassTarget(0, self.ttft, self.tpot), *self.longer)
 
     @property
-    def loosest(self) -> "FleetTargets":
+    def uniform(self) -> "FleetTargets":
         """The longest of each target, for all requests alike."""
         return FleetTargets(
-            max(x.ttft for x in self.each), max(x.tpot for x in self.each), self.share
+            max(x.ttft for x in self.classes), max(x.tpot for x in self.classes), self.share
         )
 
-    def of(self, prompt: NDArray[np.int64]) -> NDArray[np.int64]:
+    def classify(self, prompt: NDArray[np.int64]) -> NDArray[np.int64]:
         """The class of each prompt length, as ``each`` counts them. (n,)"""
         bounds = np.array([x.above for x in self.longer], np.int64)
         return np.searchsorted(bounds, prompt, side="left")
 
-    def of_each(self, prompt: NDArray[np.int64]) -> tuple[Array, Array]:
+    def list_limits(self, prompt: NDArray[np.int64]) -> tuple[Array, Array]:
         """TTFT and TPOT that each request must be within. (n,) [s]"""
-        mine = self.of(prompt)
-        ttft = np.array([x.ttft for x in self.each])
-        tpot = np.array([x.tpot for x in self.each])
+        mine = self.classify(prompt)
+        ttft = np.array([x.ttft for x in self.classes])
+        tpot = np.array([x.tpot for x in self.classes])
         return ttft[mine], tpot[mine]
 
     def changed(self, to: Callable[[ClassTarget], ClassTarget]) -> "FleetTargets":
         """The same with other targets in each class."""
-        first, *longer = map(to, self.each)
+        first, *longer = map(to, self.classes)
         return replace(self, ttft=first.ttft, tpot=first.tpot, longer=tuple(longer))
 
     def times(self, name: str, factor: float) -> "FleetTargets":
@@ -255,7 +255,7 @@ def traffic_of(
     """
     of, session = group_requests(requests).of, requests.sessions
     if targets is not None and targets.longer:
-        parts = len(targets.each) * of + targets.of(requests.prompt)
+        parts = len(targets.classes) * of + targets.classify(requests.prompt)
         of = np.unique(parts, return_inverse=True)[1].astype(np.int64)
     hits = np.minimum(leading_hits(requests) * requests.block_tokens, requests.prompt)
     reused = hits / requests.prompt

@@ -150,7 +150,7 @@ class Configuration:
         return rules.host_cache * keep + min(own, room.host_capacity) * self.gpus
 
     @property
-    def frills(self) -> int:
+    def complexity(self) -> int:
         """What it has besides GPUs with full KV, counted."""
         rules = self.costs.rules
         some = self.technique != "full", self.apart, rules.host_cache, rules.nvme_cache
@@ -394,7 +394,7 @@ def _estimate(one: Rentable, question: "CapacityQuestion", admission: Admission)
 
     Memory, seats and time per token each ask for laps of the batch; a lap costs its fixed time.
     """
-    d, traffic, targets = one.deployment, question.traffic, question.targets.loosest
+    d, traffic, targets = one.deployment, question.traffic, question.targets.uniform
     rules = question.rules.scale_to(d)
     here = PlanLimits(
         gpu_memory=d.hardware.gpu_memory * question.utilisation,

@@ -54,10 +54,10 @@ class Fleet:
         return bool((self.running != self.running[0]).any())
 
     @property
-    def frills(self) -> tuple[int, int, int]:
+    def complexity(self) -> tuple[int, int, int]:
         """How much there is to run: kinds of replica, what they have, and GPUs of the largest."""
         used = [x for x, n in zip(self.kinds, self.replicas, strict=True) if n]
-        return len(used), max(x.frills for x in used), max(x.gpus for x in used)
+        return len(used), max(x.complexity for x in used), max(x.gpus for x in used)
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class Replicas:
     tokens: int
 
 
-class Over(NamedTuple):
+class Excess(NamedTuple):
     """What the asked share of requests are within, in parts of the targets.
 
     Attributes
@@ -152,39 +152,41 @@ class Played:
         ttft, tpot = self.ttft[some], self.tpot[some]
         return FleetTargets(quantile(ttft, share), quantile(tpot[~np.isnan(tpot)], share), share)
 
-    def over(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> Over:
+    def measure_excess(
+        self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
+    ) -> Excess:
         """How far requests are beyond their targets, in the class of prompts that is worst off."""
-        most = targets.of_each(self.prompt)
+        most = targets.list_limits(self.prompt)
         with np.errstate(invalid="ignore"):
             ttft, tpot = (x / t for x, t in zip((self.ttft, self.tpot), most, strict=True))
         ttft = np.where(np.isnan(ttft), np.inf, ttft)  # never came, though there is no target
         tpot = np.where(np.isnan(tpot), 0.0, tpot)  # one token has none
         both = np.where(np.isfinite(self.latency), np.maximum(ttft, tpot), np.inf)
-        found = [Over(0.0, 0.0, 0.0)] + [
-            Over(*(rank(x[some], targets.share) for x in (ttft, tpot, both)))
+        found = [Excess(0.0, 0.0, 0.0)] + [
+            Excess(*(rank(x[some], targets.share) for x in (ttft, tpot, both)))
             for some, _ in self.by_class(targets, rows)
         ]
-        return Over(*(max(each) for each in zip(*found, strict=True)))
+        return Excess(*(max(each) for each in zip(*found, strict=True)))
 
     def by_class(
         self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
     ) -> Iterator[tuple[NDArray[np.bool_], ClassTarget]]:
         """The requests of each class of prompts that there are, and its targets."""
-        of = targets.of(self.prompt)
-        for place, target in enumerate(targets.each):
+        of = targets.classify(self.prompt)
+        for place, target in enumerate(targets.classes):
             some = of == place if rows is None else rows & (of == place)
             if some.any():
                 yield some, target
 
     def meets(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> bool:
         """Whether the asked share of the requests of each class are within both targets."""
-        return self.over(targets, rows).both <= 1
+        return self.measure_excess(targets, rows).both <= 1
 
     def good_share(
         self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
     ) -> float | None:
         """Share of the requests that end and are within both targets; None if there are none."""
-        ttft, tpot = targets.of_each(self.prompt)
+        ttft, tpot = targets.list_limits(self.prompt)
         good = np.isfinite(self.latency) & ~((self.ttft > ttft) | (self.tpot > tpot))
         good = good if rows is None else good[rows]
         return float(good.mean()) if good.size else None

@@ -17,7 +17,6 @@ rows that no fit saw. Both are drawn once for all fleets.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import combinations, combinations_with_replacement
 from math import ceil, floor, inf, isfinite, nan, sqrt
@@ -40,7 +39,7 @@ from kvsim.planner.fleet.offers import (
     known_spread,
     list_kinds,
 )
-from kvsim.planner.fleet.play import Fleet, Over, Played, play, serve
+from kvsim.planner.fleet.play import Excess, Fleet, Played, play, serve
 
 ROUNDING = 1e-9  # relative, of costs
 PASSED_OVER = 0.9  # of the fewest replicas by halving, from which each count is played
@@ -70,7 +69,7 @@ FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with ha
 REQUESTS_AT_REST = 2000  # that show it, of a long trace
 
 
-def everything(_: Configuration) -> bool:
+def allow_all(_: Configuration) -> bool:
     """Every kind of replica may be rented."""
     return True
 
@@ -102,7 +101,7 @@ class FleetQuestion:
     least: float = 0.0
     sure: float = 0.0
     schedule: Schedule | None = None
-    only: Callable[[Configuration], bool] = everything
+    only: Callable[[Configuration], bool] = allow_all
 
 
 @frozen
@@ -124,7 +123,7 @@ class Certainty:
     days: int
 
     @property
-    def between(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """Wilson's interval of the probability of both: it holds four times in five."""
         z, n = WITHIN_80, self.days
         middle = (self.likely["both"] + z**2 / n / 2) / (1 + z**2 / n)
@@ -158,7 +157,7 @@ class FleetSolver:
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
-        self._over: dict[tuple[object, ...], dict[FleetTargets, Over]] = {}
+        self._excess: dict[tuple[object, ...], dict[FleetTargets, Excess]] = {}
         self._at_rest: dict[int, Played] = {}
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
@@ -200,9 +199,9 @@ class FleetSolver:
         self.plays += 1
         return play(self.traffic(load, day), fleet, slowdown)
 
-    def over(
+    def measure_excess(
         self, fleet: Fleet, asked: FleetQuestion, load: float, day: int = 0, slowdown: float = 1.0
-    ) -> Over:
+    ) -> Excess:
         """How far a fleet is beyond the targets; played once."""
         used = fleet.replicas > 0
         key = (
@@ -210,10 +209,10 @@ class FleetSolver:
             fleet.running[:, used].tobytes(), fleet.share[..., used].round(6).tobytes(), load, day,
             slowdown,
         )  # fmt: skip
-        found = self._over.setdefault(key, {})
+        found = self._excess.setdefault(key, {})
         if asked.targets not in found:
             played = self.play(fleet, load, day, slowdown)
-            found |= {x: played.over(x) for x in {*self.judged, asked.targets}}
+            found |= {x: played.measure_excess(x) for x in {*self.judged, asked.targets}}
         return found[asked.targets]
 
     def stressed(self, fleet: Fleet, asked: FleetQuestion) -> Iterator[tuple[Fleet, float]]:
@@ -234,7 +233,7 @@ class FleetSolver:
         """Whether a fleet keeps the targets as surely as asked."""
         return self._missed(fleet, asked) is None
 
-    def _missed(self, fleet: Fleet, asked: FleetQuestion) -> Over | None:
+    def _missed(self, fleet: Fleet, asked: FleetQuestion) -> Excess | None:
         """How far a fleet is beyond the targets where it does not keep them; None if it does.
 
         Of the days that are too many to miss, it is the one that is missed by least.
@@ -242,12 +241,12 @@ class FleetSolver:
         cases = list(self.stressed(fleet, asked))
         idle = any(not x.running.any(axis=1).all() for x, _ in cases)
         if idle or fleet.cost < asked.least * (1 - ROUNDING):
-            return Over(inf, inf, inf)
+            return Excess(inf, inf, inf)
         today = self._worst(cases, asked)
         if today.both > 1 or not asked.sure:
             return today if today.both > 1 else None
         days, may_miss = self.count_days(asked)
-        left, missed = self._scenarios(fleet, 1, days), list[Over]()
+        left, missed = self._scenarios(fleet, 1, days), list[Excess]()
         while may_miss < len(missed) + len(left):  # else all that are left may be missed
             worst = self._worst(cases, asked, *left.pop(0))
             missed += [worst] if worst.both > 1 else []
@@ -261,12 +260,12 @@ class FleetSolver:
         asked: FleetQuestion,
         day: int = 0,
         slowdown: float = 1.0,
-    ) -> Over:
+    ) -> Excess:
         """How far a fleet is beyond each target in the worst of what it must keep them under."""
-        found = Over(0.0, 0.0, 0.0)
+        found = Excess(0.0, 0.0, 0.0)
         for x, load in cases:
-            over = self.over(x, asked, load, day, slowdown)
-            found = Over(*map(max, zip(found, over, strict=True)))
+            over = self.measure_excess(x, asked, load, day, slowdown)
+            found = Excess(*map(max, zip(found, over, strict=True)))
             if found.both > 1:
                 break
         return found
@@ -301,9 +300,9 @@ class FleetSolver:
             first, count = 1 + DAYS, self._affordable_days(asked, OTHER_DAYS)
         scenarios = self._scenarios(fleet, first, count)
         for day, slowdown in scenarios:
-            each = [self.over(x, asked, load, day, slowdown) for x, load in cases]
+            each = [self.measure_excess(x, asked, load, day, slowdown) for x, load in cases]
             kept += [max(x) <= 1 for x in zip(*each, strict=True)]
-        likely = dict(zip(Over._fields, (kept / len(scenarios)).tolist(), strict=True))
+        likely = dict(zip(Excess._fields, (kept / len(scenarios)).tolist(), strict=True))
         return Certainty(likely, self.spread(fleet), len(scenarios))
 
     # fleets
@@ -342,7 +341,7 @@ class FleetSolver:
             share[w] = divide(needs, np.asarray(counts, float))
         return Fleet(kinds, running, share, reserved, cost)
 
-    def always(self, asked: FleetQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
+    def make_steady(self, asked: FleetQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
         """Make a fleet that runs in all windows."""
         counts = np.array([n for _, n in replicas], np.int64)
         running = np.tile(counts, (len(self.question.traffic.demand.hours), 1))
@@ -368,7 +367,7 @@ class FleetSolver:
             self.plays += 1
             last = outcome.run.progress.last
             takes = float(np.nanmax(np.where(np.isfinite(last), last, 0.0), initial=0.0))
-            most = max(x.ttft for x in self.question.targets.each)
+            most = max(x.ttft for x in self.question.targets.classes)
             lasts = requests.duration + (most if isfinite(most) else takes)
             self._busy[key] = max(takes / max(lasts, 1e-9), 1e-6)
         return self._busy[key]
@@ -397,7 +396,7 @@ class FleetSolver:
         prefixes = kind.choices[0].costs.rules.prefix_caching
         share = PREFIX_BOUND_SHARE if prefixes else BOUND_SHARE
         requests = self.question.traffic.requests
-        token = max(x.tpot for x in self.question.targets.each)
+        token = max(x.tpot for x in self.question.targets.classes)
         after = token * float(requests.generate.max()) if isfinite(token) else 0.0
         rest = 1 - after / (requests.duration + after + 1e-9)  # answers end after the last arrival
         return share * rest * (1 + asked.limits.headroom)
@@ -406,7 +405,7 @@ class FleetSolver:
 
     def cheapest(self, asked: FleetQuestion) -> Fleet | None:
         """The cheapest of the fleets that answered any question so far, if one does for this."""
-        for fleet in sorted(self.fleets, key=lambda x: (x.cost, x.frills)):
+        for fleet in sorted(self.fleets, key=lambda x: (x.cost, x.complexity)):
             if self.allows(fleet, asked) and self.keeps(fleet, asked):
                 return fleet
         return None
@@ -441,7 +440,7 @@ class FleetSolver:
             scaled = fleet.replicas * asked.load / self._load_of[id(fleet)]
             for factor in GUESSES if not some else ():
                 counts = np.ceil(scaled * factor - ROUNDING).astype(np.int64)
-                more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
+                more = self.make_steady(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
                 some += [more] if self.allows(more, asked) else []
         return next((x for x in some if self.keeps(x, steady)), None)
 
@@ -455,29 +454,29 @@ class FleetSolver:
         """
         today, kept = replace(asked, sure=0.0), list[Fleet]()
         queue: list[tuple[float, int, int, bool, Fleet | None]] = [
-            ((asked.limits.failures + 1) * kind.rent, kind.choices[0].frills, i, False, None)
+            ((asked.limits.failures + 1) * kind.rent, kind.choices[0].complexity, i, False, None)
             for i, kind in enumerate(kinds)
         ]
         heapify(queue)
         while queue:
-            least, frills, i, bounded, drafted = heappop(queue)
+            least, complexity, i, bounded, drafted = heappop(queue)
             cap = inf if best is None else best.cost
             if least > cap * (1 + ROUNDING):
                 break
             if not bounded:
                 bound = self._bound(kinds[i], asked) * kinds[i].rent
-                heappush(queue, (bound, frills, i, True, None))
+                heappush(queue, (bound, complexity, i, True, None))
                 continue
             if drafted is None:
-                found = self._least(kinds[i], today, cap)
+                found = self._search_kind(kinds[i], today, cap)
                 if found is not None and asked.sure:
-                    heappush(queue, (found.cost, frills, i, True, found))
+                    heappush(queue, (found.cost, complexity, i, True, found))
                     continue
             else:
-                found = self._least(kinds[i], asked, cap, drafted)
+                found = self._search_kind(kinds[i], asked, cap, drafted)
             if found is not None:
                 kept.append(found)
-                best = found if self._better(found, best) else best
+                best = found if self._improves_on(found, best) else best
         for x in kept:
             if best is not None and x is not best and costs_as(x, best):
                 self._remember(x, asked)
@@ -493,13 +492,13 @@ class FleetSolver:
         )
 
     @staticmethod
-    def _better(fleet: Fleet, best: Fleet | None) -> bool:
+    def _improves_on(fleet: Fleet, best: Fleet | None) -> bool:
         """Whether a fleet is cheaper, or as cheap and plainer."""
         if best is None or fleet.cost < best.cost * (1 - ROUNDING):
             return True
-        return costs_as(fleet, best) and fleet.frills < best.frills
+        return costs_as(fleet, best) and fleet.complexity < best.complexity
 
-    def _least(
+    def _search_kind(
         self, kind: ReplicaKind, asked: FleetQuestion, cap: float, drafted: Fleet | None = None
     ) -> Fleet | None:
         """The fewest replicas of a kind that keep what is asked, within a cap on cost.
@@ -520,8 +519,8 @@ class FleetSolver:
         most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
         if isfinite(cap):
             most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
-        first = self.always(asked, (x, max(bound, low + 1)))
-        found = self._fewest(first, low, most, isfinite(cap), asked)
+        first = self.make_steady(asked, (x, max(bound, low + 1)))
+        found = self._find_fewest(first, low, most, isfinite(cap), asked)
         if not asked.least:
             missed = self._known_too_few(kind, asked, asked.sure)
             few = most if found is None else int(found.replicas[0]) - 1
@@ -533,15 +532,15 @@ class FleetSolver:
         slower = 1.0
         if asked.sure:
             days, may_miss = self.count_days(asked)
-            spread = self.spread(self.always(asked, (x, 1)))
+            spread = self.spread(self.make_steady(asked, (x, 1)))
             slower = spread.slowdown(1 - (may_miss + 0.5) / days)
-        over = slower * self.at_rest(x).over(asked.targets).both
+        over = slower * self.at_rest(x).measure_excess(asked.targets).both
         if over <= 1 or over > NEARLY:
             return over <= 1
         busy = self.busy(self._kind_of[id(x)]) * asked.load  # part of a long trace was seen at rest
-        return self.keeps(self.always(asked, (x, max(ceil(LIGHT * busy), FEW_AT_REST))), asked)
+        return self.keeps(self.make_steady(asked, (x, max(ceil(LIGHT * busy), FEW_AT_REST))), asked)
 
-    def _fewest(
+    def _find_fewest(
         self, first: Fleet, low: int, most: int, capped: bool, asked: FleetQuestion
     ) -> Fleet | None:
         """The fleet with the fewest replicas of its last kind that keeps what is asked.
@@ -564,7 +563,7 @@ class FleetSolver:
 
         def sized(fleet: Fleet, count: int) -> Fleet:
             counts = [*fleet.replicas[:-1].tolist(), count]
-            return self.always(asked, *zip(fleet.kinds, counts, strict=True))
+            return self.make_steady(asked, *zip(fleet.kinds, counts, strict=True))
 
         least, high = low, min(max(int(first.replicas[-1]), low + 1), most)
         if high <= low:
@@ -632,7 +631,9 @@ class FleetSolver:
             for j in left:
                 for y in self._settings(fleet, j, asked):
                     kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
-                    other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
+                    other = self.make_steady(
+                        asked, *zip(kinds, fleet.replicas.tolist(), strict=True)
+                    )
                     tried.append((today(other), len(tried), j, other))
             for over, _, _, other in sorted(tried)[:3]:
                 if over <= 1 and self.keeps(other, asked):
@@ -662,9 +663,9 @@ class FleetSolver:
         if tpot <= 1 < ttft:
             return [*choices]
         limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
-        return [*choices, *(self._limited(x, n) for n in limits if n < rules.max_seqs)]
+        return [*choices, *(self.limit_batch(x, n) for n in limits if n < rules.max_seqs)]
 
-    def _limited(self, x: Configuration, seqs: int) -> Configuration:
+    def limit_batch(self, x: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
         kind = self._kind_of[id(x)]
         made: dict[tuple[int, int], Configuration] = self.__dict__.setdefault("_made", {})
@@ -694,7 +695,7 @@ class FleetSolver:
                 continue
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
             most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
-            pairs += ((needs, self.always(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
+            pairs += ((needs, self.make_steady(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
         before, each = self.plays - self._tuning, asked.load * self.question.traffic.work
         enough = min(self._plays_of(PAIRED_REQUESTS, asked), int(self._pairable / each))
         ranked = self._rank(pairs, best)
@@ -704,7 +705,7 @@ class FleetSolver:
             (x, y), n = pair.kinds, int(pair.replicas[0])
             self.tell(f"{count_replicas(n, x.name)} together with {y.name}")
             low = self._utilised(needs, n, most) - 1
-            found = self._fewest(pair, low, most, True, asked)
+            found = self._find_fewest(pair, low, most, True, asked)
             if found is not None:
                 best, left = found, {i for i, _ in ranked}
                 ranked = [(i, m) for i, m in self._rank(pairs, best) if i in left]
@@ -764,7 +765,7 @@ class FleetSolver:
             if best is not None and fleet.cost >= best.cost * (1 - ROUNDING):
                 break
             if self.keeps(fleet, asked):
-                best = self._thinned(fleet, asked)
+                best = self._drop_unneeded(fleet, asked)
                 break
             factor = factor * np.where(self._late_windows(fleet, asked), SCHEDULE_STEP, 1.0)
         return best
@@ -783,19 +784,19 @@ class FleetSolver:
             return 1
         share = np.ones((1, part.classes, 1))
 
-        def enough(count: int) -> bool:
+        def keeps(count: int) -> bool:
             one = Fleet((x,), np.array([[count]]), share, np.zeros(1, np.int64), 0.0)
             self.plays += 1
             return play(part, one).meets(asked.targets)
 
         low, high = 0, 1
-        while not enough(high):
+        while not keeps(high):
             low, high = high, 2 * high
             if high > MOST_OF_BOUND * max(len(part.requests), 1) or high > 1024:
                 return 0
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
+            low, high = (low, middle) if keeps(middle) else (middle, high)
         return high
 
     def _late_windows(self, fleet: Fleet, asked: FleetQuestion) -> Array:
@@ -805,13 +806,13 @@ class FleetSolver:
         for x, load in cases:
             traffic = self.traffic(load)
             played = self.play(x, load)
-            ttft, tpot = asked.targets.of_each(played.prompt)
+            ttft, tpot = asked.targets.list_limits(played.prompt)
             missed = (played.ttft > ttft) | (played.tpot > tpot)
             count = np.maximum(np.bincount(traffic.window, minlength=len(late)), 1)
             late = np.maximum(late, np.bincount(traffic.window, missed, len(late)) / count)
         return np.asarray(late > min(1 - asked.targets.share, float(late.max()) * 0.999))
 
-    def _thinned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
+    def _drop_unneeded(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
         """A schedule without the replicas that it does not need, window by window."""
         for w in range(len(fleet.running)):
             for j in np.flatnonzero(fleet.running[w]):
@@ -834,19 +835,15 @@ class FleetSolver:
         requests is played whole, and its longest ones are not passed over.
         """
         if id(replica) not in self._at_rest:
-            busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
+            busy = self.busy(self._kind_of[id(replica)])
+            anyone = FleetQuestion(self.question.targets, FleetLimits())
             count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
             least, most = (
                 n / len(self.question.traffic.requests) for n in (MOST_AT_REST, REQUESTS_AT_REST)
             )
             load = min(max(count / (LIGHT * busy), least), most, 1.0)
-            self._at_rest[id(replica)] = self.play(self.always(anyone, (replica, count)), load)
+            self._at_rest[id(replica)] = self.play(self.make_steady(anyone, (replica, count)), load)
         return self._at_rest[id(replica)]
-
-    @cached_property
-    def _anything(self) -> FleetQuestion:
-        """The question with nothing changed."""
-        return FleetQuestion(self.question.targets, FleetLimits())
 
     def bound(self, asked: FleetQuestion, best: Fleet) -> float:
         """Price below which no fleet is: its replicas would be busy all the time. [USD/h]
