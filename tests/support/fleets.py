@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 

@@ -665,14 +665,14 @@ class FleetSolver:
         limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
         return [*choices, *(self.limit_batch(x, n) for n in limits if n < rules.max_seqs)]
 
-    def limit_batch(self, x: Configuration, seqs: int) -> Configuration:
+    def limit_batch(self, replica: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
-        kind = self._kind_of[id(x)]
+        kind = self._kind_of[id(replica)]
         made: dict[tuple[int, int], Configuration] = self.__dict__.setdefault("_made", {})
-        if (id(x), seqs) not in made:
-            made[id(x), seqs] = x.limited(seqs)
-            self._kind_of[id(made[id(x), seqs])] = kind
-        return made[id(x), seqs]
+        if (id(replica), seqs) not in made:
+            made[id(replica), seqs] = replica.limited(seqs)
+            self._kind_of[id(made[id(replica), seqs])] = kind
+        return made[id(replica), seqs]
 
     # pairs
 
