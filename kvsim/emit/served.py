@@ -175,7 +175,7 @@ class Served:
 
     @property
     def static_share(self) -> float:
-        """Weights and KV cache as a share of GPU memory, rounded down."""
+        """Weights and KV cache as a share of GPU memory (0 to 1), rounded down to two decimals."""
         return (
             int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + PERCENT_ROUNDING)
             / 100
@@ -183,7 +183,11 @@ class Served:
 
     @property
     def free_share(self) -> float:
-        """KV cache as a share of the GPU memory that is otherwise free, rounded down."""
+        """KV cache as a share (0 to 1) of the GPU memory that is free before it is allocated.
+
+        This is ``utilisation`` where ``share_of_free`` is true; otherwise it is rounded down to two
+        decimals.
+        """
         if self.share_of_free:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes

@@ -76,31 +76,66 @@ KNEE_SHARES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier fir
 
 @frozen
 class Alternative:
-    """The best of another technique, and why it is not the choice."""
+    """The best setting of another technique, and why it is not the choice.
+
+    Attributes
+    ----------
+    prediction
+        Prediction for that setting at its batch size.
+    evidence
+        Evidence for the setting's loss of quality.
+    allowed
+        Whether the user's limits on loss and on assumed acceptance admit the setting.
+    in_time
+        Whether the setting is within the hard limits, TTFT and TPOT among them; if not, no
+        setting of the technique that is worth a row is.
+    needs
+        Command-line options that would admit the setting; empty if it is allowed.
+    reason
+        Why the choice is preferred, as a phrase for the report.
+    """
 
     prediction: Prediction
     evidence: Evidence
-    allowed: bool  # by what the user accepts: loss, assumed acceptance
-    in_time: bool  # within the targets; if not, nothing of that technique is
-    needs: tuple[str, ...]  # options of the command line that would admit it
+    allowed: bool
+    in_time: bool
+    needs: tuple[str, ...]
     reason: str
 
 
 @frozen
 class Knee:
-    """The earliest first token within some share of the best."""
+    """The setting with the earliest first token among those close to the best objective.
 
-    given_up: float  # at most, of the objective
+    Attributes
+    ----------
+    given_up
+        Largest share of the best objective that may be given up, from 0 to 1.
+    prediction
+        Prediction for the setting.
+    """
+
+    given_up: float
     prediction: Prediction
 
 
 @frozen
 class Waves:
-    """A given batch run as smaller batches one after another."""
+    """A given batch that runs as several smaller batches (waves) one after another.
+
+    Attributes
+    ----------
+    prediction
+        Prediction for one wave.
+    count
+        Number of waves.
+    output_tok_s
+        Generated tokens per second over all waves. [tokens/s]
+    """
 
     prediction: Prediction  # of one wave
     count: int
-    output_tok_s: float  # of all waves together [tokens/s]
+    output_tok_s: float
 
 
 def find_baseline(question: Question, search: TableSearch) -> Prediction | None:

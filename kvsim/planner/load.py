@@ -79,7 +79,17 @@ class Load:
     caution: str = ""
 
     def at(self, per_s: float) -> Requests:
-        """The same requests at a mean rate; conversations, whose turns wait, as many more. [1/s]"""
+        """Return the same load at another mean rate.
+
+        Arrival times are scaled. Conversations over some hours are drawn anew, as the pauses
+        between their turns do not shrink: a higher rate means more conversations at once in a
+        shorter trace.
+
+        Parameters
+        ----------
+        per_s
+            Mean rate of requests. [1/s]
+        """
         drawn = self.traffic
         if drawn is not None and drawn.turns > 1 and drawn.hours is not None:
             return replace(drawn, rate=per_s, hours=drawn.hours / per_s).draw()

@@ -62,7 +62,17 @@ class Infllm(Selection):
         return "eviction"
 
     def for_prompt(self, prompt: Number) -> "Infllm":
-        """Return the selection with shares of the prompt in whole tokens and blocks."""
+        """Resolve ``k`` to a number of blocks, and other shares of the prompt to numbers of tokens.
+
+        Parameters
+        ----------
+        prompt : length of the prompts. [tokens]
+
+        Returns
+        -------
+        Infllm
+            The selection with ``k`` in blocks, at least one.
+        """
         if "k" not in self.shares:
             return super().for_prompt(prompt)
         chosen = np.where(
@@ -71,7 +81,7 @@ class Infllm(Selection):
         return replace(self, k=np.maximum(chosen, 1.0)).for_prompt(prompt)
 
     def prompt_budget(self) -> Number:
-        """First and latest tokens, and the chosen blocks."""
+        """Return the tokens that a query reads: first, local and chosen blocks' tokens. [tokens]"""
         return self.initial + self.local + self.k * self.block
 
     def _count_far_blocks(self, tokens: Number) -> Number:

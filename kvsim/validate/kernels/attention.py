@@ -15,12 +15,22 @@ from kvsim.validate.kernels.stores import PartialAttention, View, score_dtype
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Attention of (batch, heads, queries, head dim) over the tokens of a view.
+    """Compute attention of the latest queries over the cached tokens of a view.
+
+    Triton kernels compute it on a GPU where they can read the view's format, PyTorch's ops
+    elsewhere.
 
     Parameters
     ----------
-    scored : give the last query's logits, in fp16 where ``q`` has 16 bits; -inf where it does
-        not see a token.
+    queries : (batch, heads, new, head dim).
+    view : keys and values of the cached tokens.
+    scored : return the logits of each sequence's last query too.
+
+    Returns
+    -------
+    PartialAttention
+        Output and log-sum-exp, with the logits if ``scored``: in fp16 if queries have 16 bits, and
+        -inf for tokens that the query does not see.
     """
     if not (queries.is_cuda and view.fused(scored)):
         return attend_plainly(queries, view, scored)

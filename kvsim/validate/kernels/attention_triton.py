@@ -256,9 +256,49 @@ def side(
 ):  # fmt: skip
     """Load keys or values of a block of tokens as fp32, (tokens, channels).
 
-    Each token comes from one of three buffers: packed rows (``codes`` with their scales), unpacked
-    recent tokens in a ring buffer (``tail``), or tokens fetched from the host (``fetched``), for
-    which ``place`` is their position in the list of fetched tokens plus 1, and 0 for all others.
+    Each token comes from one of three buffers: packed rows (``codes`` with their scales), a ring
+    buffer of recent unpacked tokens (``tail``), or tokens fetched from the host (``fetched``).
+
+    Parameters
+    ----------
+    codes, lower, scale, zero, factor
+        Pointers to the packed rows, as for ``widen``, of all sequences and KV heads.
+    tail, fetched
+        Pointers to unpacked recent tokens, (slots, HEAD_DIM) of each KV head, and to fetched
+        tokens.
+    packed, first
+        Pointers to the packed tokens of each sequence, and to those of its first group.
+    codes_b, codes_h, ..., fetched_b, fetched_h
+        Strides in elements: ``_b`` from a sequence to the next, ``_h`` from a KV head to the next.
+    table
+        Groups of channels per token, if BY_TOKEN.
+    groups, factors
+        Rows of ``scale`` and ``zero``, and of ``factor``, of a KV head.
+    slots
+        Length of the ring buffer. [tokens]
+    sequence, head
+        Indices of the sequence and the KV head.
+    row
+        Index of each token in its sequence, (tokens,).
+    place
+        For a fetched token, its index among the fetched ones plus 1; 0 for all others, (tokens,).
+    column
+        Channels to load, (channels,).
+    mask
+        Elements to load, (tokens, channels); the others are 0 in the result.
+    HEAD_DIM, BITS
+        Dimension of a head, and bits per code; BITS is 0 if nothing is packed.
+    GROUP, FACTOR_GROUP
+        Elements that share a scale, and tokens that share a factor.
+    BY_TOKEN
+        Whether scales are per token and group of channels, and not per channel and group of tokens.
+    LOWER, FACTOR, FIRST, TAIL, FETCHED
+        Whether the pointer of that name is read.
+
+    Returns
+    -------
+    tensor
+        Keys or values, (tokens, channels), fp32.
     """
     wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
     instead = place > 0

@@ -146,20 +146,39 @@ class View:
     Token ``n`` of a sequence is row ``n`` of the packed store while ``n`` is below the packed
     count, else row ``n % slots`` of the tail. Keys and values are packed independently. The
     fetched pairs replace those of the tokens that ``index`` lists.
+
+    Attributes
+    ----------
+    lengths
+        Tokens of each sequence, (batch,).
+    k, v
+        Packed keys and values; None if nothing is packed.
+    k_packed, v_packed
+        Packed rows of each sequence, (batch,); None without a packed store.
+    k_tail, v_tail
+        Ring buffers of unpacked recent tokens, (batch, KV heads, slots, head dim).
+    index
+        Tokens that were fetched, (batch, KV heads, k), int32; below 0 for none.
+    k_fetched, v_fetched
+        Their keys and values, (batch, KV heads, k, head dim).
+    causal
+        Whether the last tokens are the queries' own, so that each query sees up to itself.
+    most
+        Tokens of the longest sequence, if the host knows it. [tokens]
     """
 
-    lengths: Tensor  # (batch,) tokens
+    lengths: Tensor
     k: Store | None = None
     v: Store | None = None
-    k_packed: Tensor | None = None  # (batch,) packed rows; none without a store
+    k_packed: Tensor | None = None
     v_packed: Tensor | None = None
-    k_tail: Tensor | None = None  # (batch, KV heads, slots, head dim)
+    k_tail: Tensor | None = None
     v_tail: Tensor | None = None
-    index: Tensor | None = None  # (batch, KV heads, k), int32; below 0 for none
-    k_fetched: Tensor | None = None  # (batch, KV heads, k, head dim)
+    index: Tensor | None = None
+    k_fetched: Tensor | None = None
     v_fetched: Tensor | None = None
-    causal: bool = True  # the last tokens are the queries' own
-    most: int | None = None  # tokens of the longest sequence, where the host knows them
+    causal: bool = True
+    most: int | None = None
 
     @property
     def narrow(self) -> tuple[Tensor, Tensor] | None:
@@ -184,11 +203,22 @@ class View:
 
 @frozen
 class PartialAttention:
-    """Attention over some tokens: its output and the log of the sum of its exponentials."""
+    """Attention over some of the tokens, in a form that can be merged with that over others.
 
-    out: Tensor  # (batch, heads, queries, head dim), fp32
-    lse: Tensor  # (batch, heads, queries), fp32; -inf where nothing is seen
-    scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
+    Attributes
+    ----------
+    out
+        The output, (batch, heads, queries, head dim), fp32.
+    lse
+        Log of the sum of the exponentials, (batch, heads, queries), fp32; -inf where a query sees
+        nothing.
+    scores
+        Logits of the last query, (batch, heads, tokens); None if not asked for.
+    """
+
+    out: Tensor
+    lse: Tensor
+    scores: Tensor | None = None
 
 
 def unpacks(store: Store | None) -> bool:

@@ -170,10 +170,28 @@ class Composed(LayeredRun):
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with one chunk of the prompts, in full precision.
+        """Attend with one chunk of the prompts, in full precision, and store the chunk.
 
-        Chunks are stored in the cache directly if it is not packed and has space for the prompts.
-        Otherwise the prompts of one layer are kept in a buffer until they are complete.
+        The chunk is written to the cache directly if that is not packed and has space for the
+        prompts. Otherwise the prompts of one layer are kept in a buffer until they are complete.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        tensor
+            Normed hidden states that the layer's projections read, (sequences, chunk, hidden).
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        keys, values
+            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
+        step
+            The pass: sequences, positions and cached tokens.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
@@ -193,9 +211,25 @@ class Composed(LayeredRun):
     def keep_and_attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk of prompts that are kept in a buffer until they are complete.
+        """Write a chunk to the buffer of prompts and attend to the prompts so far.
 
-        The parameters and the result are as those of :meth:`prefill`.
+        The last chunk also stores the complete prompts in the cache.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        keys, values
+            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
+        step
+            The pass, with sequences counted within their part of the batch.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         count = self.batch // len(self.tiles(layer))
         if self._scratch is None or len(self._scratch[0]) < count:
@@ -214,10 +248,24 @@ class Composed(LayeredRun):
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk to its prompt so far, and let the drafter see the queries.
+        """Attend with a chunk to the prompts so far, and show the drafter the queries.
 
-        The parameters and the result are as those of :meth:`prefill`, with keys and values of the
-        whole prompt so far.
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        keys, values
+            Keys and values of the prompts up to the end of the chunk, (sequences, KV heads, tokens,
+            dim).
+        step
+            The pass, with sequences counted within their part of the batch.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         cache = self.visits[layer, self._first]
         out = cache.attend_prompt(queries, keys, values, step)
@@ -229,6 +277,8 @@ class Composed(LayeredRun):
 
         Parameters
         ----------
+        layer
+            Index of the layer.
         keys, values
             (batch, KV heads, longest prompt, dim), overwritten afterwards. Behind the end of a
             shorter prompt they hold numbers that no query may see.
@@ -269,6 +319,19 @@ class Composed(LayeredRun):
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """Store new tokens and attend with them, in any pass after the prompt.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        tensor
+            Normed hidden states that the layer's projections read, (sequences, new, hidden).
+        queries
+            Queries of the new tokens, (sequences, heads, new, dim).
+        keys, values
+            Keys and values of the new tokens, (sequences, KV heads, new, dim).
+        step
+            The pass: sequences, positions, cached tokens and kind.
 
         Returns
         -------

@@ -243,6 +243,17 @@ class Drafter:
     ) -> Tensor | None:
         """Attend in a draft pass, if drafts have a cache of their own.
 
+        Parameters
+        ----------
+        visit
+            Index of the layer, and index of the first sequence of the part of the batch.
+        queries
+            Queries of the drafted tokens, (sequences, heads, new, dim).
+        keys, values
+            Keys and values of the drafted tokens, (sequences, KV heads, new, dim).
+        step
+            The draft pass.
+
         Returns
         -------
         Tensor or None

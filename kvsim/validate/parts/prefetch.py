@@ -25,19 +25,24 @@ from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 @frozen
 class TokenTables:
-    """``width`` numbers per token; packed ones share scales in groups along the width.
+    """Layout of one kind of per-token numbers, such as keys, in host memory.
 
-    A range of tokens is contiguous in every table.
+    Packed numbers share scales in groups along a token's width. A range of tokens is contiguous in
+    every table, so that one copy moves it.
+
+    Attributes
+    ----------
+    stored
+        Format in host memory, packed or plain.
+    width
+        Numbers per token.
+    dtype
+        Format of numbers that are not packed, and of packed ones once they are read.
 
     References
     ----------
     .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4,
        https://arxiv.org/abs/2303.06865.
-
-    Attributes
-    ----------
-    dtype
-        Of plain numbers.
     """
 
     stored: Format
@@ -46,38 +51,42 @@ class TokenTables:
 
     @cached_property
     def codec(self) -> Codec:
-        """How the numbers of a token become a row."""
+        """The codec that turns a token's numbers into a row of each table and back."""
         packs = self.stored.packs
         return codec(self.stored.bits, int(self.stored.group)) if packs else Plain()
 
     def tables(self, make: Host, tokens: int) -> list[Tensor]:
-        """Make room for some tokens: numbers, or codes with scales and zero points.
+        """Allocate the tables for some tokens.
 
         Parameters
         ----------
         make
-            Makes a tensor of a shape and format in host memory.
+            Function that allocates a tensor of a shape and number format in host memory.
         tokens
-            How many. [tokens]
+            Number of tokens. [tokens]
 
         Returns
         -------
         list of Tensor
-            Numbers (tokens, width); or codes, scales and zero points, (tokens, ...) each.
+            One table of numbers, (tokens, width); or, if packed, tables of codes, scales and zero
+            points, (tokens, ...) each.
         """
         return [make((tokens, n), kind) for n, kind in self.codec.widths(self.width, self.dtype)]
 
     def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
-        """Store the numbers of a range of tokens.
+        """Encode the numbers of a range of tokens and write them to the tables.
 
         Parameters
         ----------
+        record
+            Counter of the op; only packing is charged to it, with a read of the numbers and a write
+            of the packed ones.
         numbers
-            (tokens, ...), flattened to the width of a row.
+            Numbers of each token, (tokens, ...), which are flattened to ``width``.
         tables
-            As ``tables`` made them.
+            Tables from ``tables``, changed in place.
         part
-            Rows that the tokens take.
+            Rows of the tables that the tokens take.
         """
         flat = numbers.flatten(1)
         made = [rows[0, 0] for rows in self.codec.encode(flat[None, None])]
@@ -87,19 +96,22 @@ class TokenTables:
             table[part].copy_(new)
 
     def read(self, record: OpRecord, tables: list[Tensor], part: slice) -> Tensor:
-        """Read a range of tokens as numbers; plain ones are not copied.
+        """Read a range of tokens, and dequantise them if they are packed.
 
         Parameters
         ----------
+        record
+            Counter of the op; only dequantisation is charged to it, with a read of the packed
+            numbers and a write of the others.
         tables
-            As ``tables`` made them.
+            Tables from ``tables``, or copies of them on the GPU.
         part
-            Rows to read.
+            Rows of the tables to read.
 
         Returns
         -------
         Tensor
-            (tokens, width).
+            Numbers, (tokens, width), in ``dtype``; a view of the table if they are not packed.
         """
         found = [table[part] for table in tables]
         if not self.stored.packs:

@@ -146,7 +146,18 @@ class LayerContext:
         return self.layer, self.rows.start
 
     def settings(self, kind: type[Settings]) -> Settings:
-        """Return the technique's settings of the selection, which are of this class."""
+        """Return the technique's selection in this layer, typed as the class of its settings.
+
+        Parameters
+        ----------
+        kind
+            Class that the selection must be an instance of.
+
+        Raises
+        ------
+        AssertionError
+            If the selection is of another class.
+        """
         assert isinstance(self.parts.selection, kind)
         return self.parts.selection
 
@@ -205,29 +216,62 @@ class LayerCache:
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with a chunk of the prompts to the prompts so far.
 
+        Selections override it to read fewer tokens, or to record what they rank tokens by.
+
         Parameters
         ----------
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
         keys, values
-            The prompts so far, (sequences, KV heads, tokens, dim).
+            Keys and values of the prompts up to the end of the chunk, (sequences, KV heads, tokens,
+            dim).
+        step
+            The pass over the chunk.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
     def attend_from(
         self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk of a prompt that is held elsewhere until it leaves.
+        """Write a chunk to a buffer of prompts, and attend to the prompts so far.
 
         Parameters
         ----------
         held
-            Room for the prompt's keys and values, which the chunk is written to.
+            Buffers of the prompts' keys and values, (batch, KV heads, slots, dim), changed in
+            place.
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        keys, values
+            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
+        step
+            The pass over the chunk.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
             return attend(record, queries, k, v, self._visible(step))
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
-        """Use the input of the previous layer, in any pass after the prompt; by default ignored."""
+        """Use the input of the previous layer, in any pass after the prompt; by default ignored.
+
+        Parameters
+        ----------
+        tensor
+            Normed hidden states that the previous layer's projections read, (sequences, new,
+            hidden).
+        step
+            The pass.
+        """
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store what stays of a prompt that has been read.
@@ -240,17 +284,44 @@ class LayerCache:
         self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of a pass, and attend with them."""
+        """Store the new tokens of a pass after the prompt, and attend with them.
+
+        Parameters
+        ----------
+        queries
+            Queries of the new tokens, (sequences, heads, new, dim).
+        keys, values
+            Keys and values of the new tokens, (sequences, KV heads, new, dim).
+        step
+            The pass: positions of the new tokens and number of cached ones.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
         """Free what only prompts need; called when every layer has read them."""
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do the technique's work between the first token and the first round."""
+        """Do the technique's work between the first token and the first round.
+
+        Parameters
+        ----------
+        generation
+            The generation, which can run further passes of the model.
+        """
 
     def buffers(self) -> Resident:
-        """Return the tensors that a selection keeps besides keys and values, by tier and name."""
+        """Return the tensors that a selection keeps besides the storage of keys and values.
+
+        Returns
+        -------
+        dict
+            Tensors by memory tier (``gpu`` or ``host``) and name of the buffer; empty by default.
+        """
         return {}
 
     def in_flight(self) -> list[Tensor]:
@@ -275,11 +346,35 @@ class LayerCache:
         return self.run.counter
 
     def make(self, slots: int) -> KvStore:
-        """Create storage in the memory that the layer's placement chooses."""
+        """Create storage in the memory that the layer's placement chooses.
+
+        Parameters
+        ----------
+        slots
+            Slots per sequence. [tokens]
+        """
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk of the prompts to its slots, and attend with it."""
+        """Write a chunk of the prompts to its slots, and attend with it to the prompts so far.
+
+        It is called only if ``direct`` is true; otherwise the run keeps the prompts in a buffer and
+        calls ``attend_prompt`` and ``store_prompt``.
+
+        Parameters
+        ----------
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        keys, values
+            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
+        step
+            The pass over the chunk; its sequences may be some of the batch, one after another.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         if len(step.starts) < self.batch:
             held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
@@ -288,7 +383,24 @@ class LayerCache:
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens in given slots, and attend to all slots in use."""
+        """Store new tokens in given slots, and attend to all slots in use.
+
+        Parameters
+        ----------
+        queries
+            Queries of the new tokens, (sequences, heads, new, dim).
+        keys, values
+            Keys and values of the new tokens, (sequences, KV heads, new, dim).
+        step
+            The pass.
+        span
+            Slots of the new tokens, and slots in use after the pass.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if step.fixed:
             span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)

@@ -442,12 +442,23 @@ class KvStore(ABC):
     ) -> Tensor:
         """Attend with a chunk of the prompt to the prompt so far, in full precision.
 
-        Storages that rank tokens by attention look at it here.
+        Storages that rank tokens by attention override it.
 
         Parameters
         ----------
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
         keys, values
-            Of the prompt so far, (sequences, KV heads, tokens, dim).
+            Keys and values of the prompt so far, (sequences, KV heads, tokens, dim).
+        step
+            The pass over the chunk.
+        seen
+            Which tokens each query sees.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -468,6 +479,8 @@ class KvStore(ABC):
 
         Parameters
         ----------
+        keys, values
+            Keys and values of the prompts, (sequences, KV heads, tokens, dim).
         counts
             Tokens of each sequence to store. [tokens]
         plainly
@@ -506,28 +519,75 @@ class KvStore(ABC):
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass in their slots."""
+        """Store the new tokens of a pass in their slots.
+
+        Parameters
+        ----------
+        keys, values
+            Keys and values of the new tokens, (sequences, KV heads, new, dim); keys come with
+            their rotary positions.
+        span
+            Slots of the new tokens.
+        """
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use."""
+        """Attend with the queries of a pass, after ``append``, to the slots in use.
+
+        Parameters
+        ----------
+        queries
+            Queries of the new tokens, (sequences, heads, new, dim).
+        span
+            Slots of the new tokens, and slots in use of each sequence.
+        seen
+            Which slots each query sees.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim), in the format of the queries.
+        """
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Start attention that may run beside that of other stores."""
+        """Start attention that may run beside that of other stores.
+
+        By default it is computed at once.
+
+        Parameters
+        ----------
+        queries, span, seen
+            As for :meth:`attend`.
+
+        Returns
+        -------
+        Callable
+            Function that waits for the output and returns it.
+        """
         out = self.attend(queries, span, seen)
         return lambda: out
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend with one query per sequence, and return the attention that each slot got too.
-
-        Selections that ask for it run over stores that have it. (sequences, heads, 1, slots)
+        """Attend with one query per sequence, and return the attention weight of each slot too.
 
         Parameters
         ----------
         queries
-            (sequences, heads, 1, dim).
+            Queries of the newest tokens, (sequences, heads, 1, dim).
+        span, seen
+            As for :meth:`attend`.
+
+        Returns
+        -------
+        tuple of Tensor
+            The output, (sequences, heads, 1, dim), and the weights, (sequences, heads, 1, slots).
+
+        Raises
+        ------
+        NotImplementedError
+            If the storage cannot return weights.
         """
         raise NotImplementedError
 

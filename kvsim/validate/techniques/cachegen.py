@@ -31,12 +31,18 @@ TOTAL, LEAST = 12, 16  # bits of the sum of a table, and of the smallest state
 
 
 def quantised(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
-    """Symbols (sequences, tokens, channels), and what a step is worth in every token.
+    """Quantise the prompt's keys or values to integer symbols around zero.
 
     Parameters
     ----------
-    numbers : (sequences, tokens, channels), in fp32.
-    symbols : of a difference.
+    numbers : keys or values of a layer, (sequences, tokens, channels), fp32.
+    symbols : number of levels of a difference to the anchor; anchors have ``ANCHORS`` levels.
+
+    Returns
+    -------
+    tuple of Tensor
+        Symbols, (sequences, tokens, channels), int64; and each token's step size, (sequences,
+        tokens).
     """
     made, steps = torch.zeros_like(numbers), torch.zeros_like(numbers[..., 0])
     anchors = numbers[:, ::GROUP]
@@ -50,7 +56,18 @@ def quantised(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
 
 
 def restored(made: Tensor, steps: Tensor) -> Tensor:
-    """The numbers that symbols stand for."""
+    """Dequantise symbols and add every token's difference to its anchor.
+
+    Parameters
+    ----------
+    made : symbols as of ``quantised``, (sequences, tokens, channels).
+    steps : step size of each token, (sequences, tokens).
+
+    Returns
+    -------
+    Tensor
+        Keys or values, (sequences, tokens, channels).
+    """
     found = made * steps[..., None]
     anchors = found[:, ::GROUP].repeat_interleave(GROUP, 1)[:, : found.shape[1]]
     other = torch.arange(found.shape[1], device=found.device) % GROUP > 0
@@ -64,12 +81,16 @@ def _rounded(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
 
 
 class Coder:
-    """How often each channel has each symbol, of anchors and of differences.
+    """Entropy coder (rANS) of one layer's keys or values, with a frequency table per channel.
+
+    A table holds how often its channel takes each symbol, which is a quantised number. Anchor
+    tokens and the differences of other tokens to them have tables of their own.
 
     Parameters
     ----------
-    channels : of a token.
-    symbols : of a difference.
+    channels : numbers per token, KV heads x head dim.
+    symbols : number of different symbols of a difference; anchors have ``ANCHORS``.
+    device : where the tables are.
     """
 
     def __init__(self, channels: int, symbols: int, device: torch.device) -> None:
@@ -77,12 +98,14 @@ class Coder:
         self.tables = [torch.zeros(s, dtype=torch.int16, device=device) for s in shapes]
 
     def count(self, made: Tensor, there: Tensor) -> None:
-        """Take the tables of some symbols; each channel's add up to 2 ** TOTAL.
+        """Count how often each channel takes each symbol, and store that as frequency tables.
+
+        A channel's frequencies are scaled so that they add up to 2 ** TOTAL, and none is 0.
 
         Parameters
         ----------
-        made : symbols about zero, (sequences, tokens, channels).
-        there : whether a sequence has the token, (sequences, tokens).
+        made : symbols around zero, (sequences, tokens, channels).
+        there : whether a sequence has the token, (sequences, tokens); padding is not counted.
         """
         anchor = torch.arange(made.shape[1], device=made.device) % GROUP == 0
         for held, own in zip(self.tables, (anchor, ~anchor), strict=True):
@@ -95,7 +118,22 @@ class Coder:
             held.copy_(table.scatter_add_(1, table.argmax(1, keepdim=True), rest))
 
     def encode(self, made: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Words of every lane behind each other, how many each has, and where its state ends."""
+        """Encode symbols as a stream of 16-bit words; each channel of each sequence is a lane.
+
+        Parameters
+        ----------
+        made : symbols around zero, (sequences, tokens, channels).
+        there : whether a sequence has the token, (sequences, tokens).
+
+        Returns
+        -------
+        words : Tensor
+            Words of all lanes one after another, int16.
+        count : Tensor
+            Words of each lane, (sequences * channels,), int32.
+        state : Tensor
+            Final state of each lane, with which decoding starts, (sequences * channels,), int32.
+        """
         lanes = made.shape[0] * made.shape[2]
         state = torch.full((lanes,), 1 << LEAST, device=made.device)
         words, count = state.new_zeros(lanes, made.shape[1]), torch.zeros_like(state)
@@ -115,7 +153,18 @@ class Coder:
         return words[used].short(), count.int(), state.int()
 
     def decode(self, words: Tensor, count: Tensor, state: Tensor, there: Tensor) -> Tensor:
-        """The symbols (sequences, tokens, channels) of a stream."""
+        """Decode a stream that ``encode`` made with the same tables.
+
+        Parameters
+        ----------
+        words, count, state : as ``encode`` returned them.
+        there : whether a sequence has the token, (sequences, tokens).
+
+        Returns
+        -------
+        Tensor
+            Symbols around zero, (sequences, tokens, channels); 0 where there is no token.
+        """
         found = []
         starts = count.long().cumsum(0) - count
         state, left = state.long() & 0xFFFFFFFF, count.long()

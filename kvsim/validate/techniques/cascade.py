@@ -17,7 +17,7 @@ SAME = 0.02  # by which keys of one text may differ, of the largest: rounding
 
 
 class Cascade(LayerCache):
-    """The prefix of the first sequence stands for that of all; ``kv`` has what follows it.
+    """Keep a prefix that all sequences share once, and each sequence's other tokens in ``kv``.
 
     References
     ----------
@@ -46,11 +46,17 @@ class Cascade(LayerCache):
 
     @property
     def slots(self) -> int:
-        """All but the prefix."""
+        """Slots per sequence, which need no room for the shared prefix. [tokens]"""
         return self.capacity - self.shared
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """The prefix once, what follows sequence by sequence."""
+        """Store the shared prefix from the first sequence, and the other tokens of every sequence.
+
+        Raises
+        ------
+        InputError
+            If the sequences differ within the prefix.
+        """
         for mine, numbers in zip(self.prefix, (keys, values), strict=True):
             mine.copy_(numbers[:1, :, : self.shared])
             apart = (numbers[:, :, : self.shared] - mine).abs().amax() if self.shared else 0
@@ -65,7 +71,7 @@ class Cascade(LayerCache):
         self.kv.fill(own[0], own[1], [n - self.shared for n in self.lengths], "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the prefix with all sequences as one, to the rest with each by itself."""
+        """Attend to the prefix once for all sequences, to each one's own tokens, and merge both."""
         away = [self.shared] * self.batch
         span = SlotRange.after_cached(step, away, self.shared)
         self.kv.append(keys, values, span)
@@ -91,9 +97,9 @@ class Cascade(LayerCache):
         return joined
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """All but the prefix."""
+        """Subtract the shared prefix from the length of each sequence."""
         return [n - self.shared for n in tokens]
 
     def buffers(self) -> Resident:
-        """The prefix, once for all sequences."""
+        """Return keys and values of the shared prefix, (1, KV heads, shared tokens, dim) each."""
         return {"gpu": {"kv": self.prefix}}

@@ -48,7 +48,7 @@ class Kvquant(KvStore):
         self.channels = torch.zeros(2, self.width, device=room.device)  # a table of the model
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """The prompt from the first slot on."""
+        """Learn each channel's mean and deviation from the prompts' keys, then pack the prompts."""
         most = max(counts)
         slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
         rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
@@ -56,12 +56,15 @@ class Kvquant(KvStore):
         self._store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens to their slots."""
+        """Undo the rotary embedding of the new keys, then pack keys and values into their slots."""
         before = self.room.turned(keys, span.slots, back=True)
         self._store(self._rows(before), self._rows(values), span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Rows are widened, keys turned, on their way."""
+        """Dequantise all cached keys and values, rotate the keys by their positions, then attend.
+
+        Only the packed tensors are counted as read, as if a single kernel did all of it.
+        """
         with self.counter.op("attn") as record:
             keys, values = (self._heads(rows) for rows in self.widen(span.longest))
             slots = torch.arange(span.longest, device=keys.device)[None]
@@ -73,7 +76,7 @@ class Kvquant(KvStore):
             return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Packed numbers, and what is kept beside them."""
+        """Return the packed numbers, and the outliers with each token's value statistics."""
         return {"kv": self.codes, "outliers": [*self.apart_from, self.spread]}
 
     def _learn(self, keys: Tensor) -> None:
@@ -103,7 +106,18 @@ class Kvquant(KvStore):
         return [*self.codes, *self.apart_from, self.spread]
 
     def widen(self, most: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first slots, (sequences, tokens, width)."""
+        """Dequantise keys and values of the first slots and put their outliers back.
+
+        Parameters
+        ----------
+        most
+            Slots of each sequence, from the first one on. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys before the rotary embedding and values, (sequences, tokens, KV heads x dim), fp32.
+        """
         k, v, far_k, at_k, far_v, at_v, spread = (t[:, :most] for t in self._tables())
         middle, width = self.channels
         keys = from_levels(k, self.bits) * width + middle

@@ -85,11 +85,22 @@ class LateKivi(PackedStore):
         return tuple(end - span.new for end in span.ends)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Put new tokens into the ring buffers; ``settle`` packs once they have attended."""
+        """Write the new tokens to the ring buffers in full precision, without packing any token.
+
+        Packing waits for ``settle``, which runs once the new tokens have attended.
+        """
         self.add(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend, then pack; without ``pairs`` this is KIVI as released."""
+        """Attend to packed rows and ring buffers, then pack the tokens that leave the residual.
+
+        This order is that of KIVI as released; ``Pairs`` calls ``attend_with_pairs`` instead.
+
+        Raises
+        ------
+        InputError
+            If a sequence has several new tokens.
+        """
         if span.new > 1:
             raise InputError("late-kivi: packs after one token; run it without drafts")
         out = super().attend(queries, span, seen)

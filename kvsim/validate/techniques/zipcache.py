@@ -86,7 +86,7 @@ class Zipcache(KvStore):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attend to the whole prompt, and keep the queries that probe."""
+        """Attend to the prompt, and record the probe queries by which ``fill`` ranks tokens."""
         self.probing.prompt.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
