@@ -45,14 +45,14 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Compute what the kernels compute with PyTorch's own ops.
+    """Compute what the kernels compute, with PyTorch's own ops.
 
-    On a CPU some tokens are widened at a time, so that they stay in its cache.
+    On a CPU some tokens are dequantised at a time, so that they stay in the CPU's cache.
 
     Parameters
     ----------
-    scored
-        Whether the logits of the last query are returned too.
+    queries, view, scored
+        As for :func:`attend`, which has the same result.
     """
     tokens = view.most  # a GPU would have to be waited for
     if tokens is None:

@@ -184,12 +184,12 @@ class HostValues:
 
     @property
     def reading(self) -> bool:
-        """Whether prompts are still being read."""
+        """Whether prompts are being read, so that the buffer of fetched rows is not there yet."""
         return not self.room
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Every GPU buffer that the layers share."""
+        """GPU buffers that the layers share, for prompts on their way out and fetched rows."""
         return [*(t for some in self.stages.buffers for t in some), *self.room]
 
     def add(self, layer: LayerCache, column: TokenRows) -> None:

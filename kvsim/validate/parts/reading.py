@@ -51,7 +51,7 @@ class SparsePromptCache(LayerCache):
         self.refuse_windows()
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk of the prompt to its slots, and attend with it."""
+        """Write a chunk to its slots, and attend with it as ``attend_prompt`` does."""
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)

@@ -335,7 +335,7 @@ class PerTokenCache(KvStore):
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Encode the new tokens of a pass in their slots."""
+        """Encode the new tokens of a pass and write them to their slots."""
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op("attn" if column.plain else "quantise") as record:
                 column.write(record, numbers, span)

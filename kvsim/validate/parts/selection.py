@@ -167,10 +167,10 @@ class LayerContext:
 
 
 class LayerCache:
-    """What one layer keeps and reads; subclasses are named as the selection they do.
+    """Cache of one layer; the base class reads every token, subclasses are selections.
 
-    A selection says how many slots it needs, what stays of the prompt, where new tokens go, and
-    attends. It stores numbers through ``kv`` alone.
+    A selection says how many slots it needs, which of the prompt's tokens stay, where new tokens
+    go, and how to attend. It stores keys and values through ``kv`` alone, which packs them.
     """
 
     in_order = True  # whether a token's slot is its position
@@ -274,7 +274,7 @@ class LayerCache:
         """
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store what stays of a prompt that has been read.
+        """Store the tokens that stay of a prompt that has been read.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ class Forced(Generation):
 
     @property
     def perplexity(self) -> float:
-        """Of the scored tokens."""
+        """Perplexity of the scored tokens."""
         return float(torch.stack(self._losses).double().mean().exp())
 
     @property
@@ -87,7 +87,11 @@ class NotingMass(All):
         self.noted: list[Tensor] = []  # (samples, counts)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """As full KV; then the shares once more, in the open."""
+        """Attend with the full cache, and note the attention that the largest tokens get.
+
+        That is the share of the 1, 2, 4, ... tokens with the largest weights, up to half the
+        prompt.
+        """
         out = super().attend(queries, keys, values, step)
         if step.kind == "decode":
             counts = powers(self.prompt)
@@ -110,7 +114,7 @@ class NotingPairs(Pairs):
         self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Compare what was fetched for this step, then go on."""
+        """Note which share of the best tokens was fetched, and of their attention; then attend."""
         if self.guesses and self.chosen and step.kind == "decode":
             self.host.stored.wait()
             before = step.starts[0]
@@ -144,12 +148,12 @@ class NotingZipcache(Zipcache):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Keep every query until the prompt is whole."""
+        """Attend in full, and record every query until the prompt is complete."""
         self._queries.append(queries)
         return super().attend_prompt(queries, keys, values, step, seen)
 
     def pack(self, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
-        """Compare the choice with the best one."""
+        """Note which share of the truly salient prompt tokens the probes have found; then pack."""
         if time == 0:
             every, self._queries = torch.cat(self._queries, 2), []
             for i, salient in enumerate(self.salient):
@@ -168,7 +172,7 @@ class Watched(Composed):
     instead = MappingProxyType({Zipcache: NotingZipcache, Pairs: NotingPairs})
 
     def noted_means(self) -> Tensor:
-        """The mean of what every layer has noted, 0 of one that has not. (layers, ...)"""
+        """Return the mean of each layer's notes, (layers, ...); 0 for a layer without any."""
         found = []
         for layer in self.layers:
             noting = layer if isinstance(layer, (NotingPairs, NotingMass)) else layer.kv

@@ -202,7 +202,7 @@ class Cachegen(CachePlacement):
         self.taken: list[int] = []  # by streams before they are padded [B]
 
     def ready(self) -> None:
-        """Room on the host and tables for every layer."""
+        """Allocate host memory for the stream of every layer, and the coders' tables."""
         width, symbols = self.run.model.k_width, self.settings.symbols
         for layer in self._layers():
             self.homes.append(self.lanes().host((self._room(layer),), torch.uint8))
@@ -210,12 +210,12 @@ class Cachegen(CachePlacement):
             self.coders.append((keys, values))
 
     def prompt_done(self) -> None:
-        """Code every layer's prompt; read it back if it is asked for."""
+        """Encode each layer's prompt and copy it to the host; with ``load``, read it back."""
         for layer, room, coders in zip(self._layers(), self.homes, self.coders, strict=True):
             self._pass_through(layer, room, coders)
 
     def resident(self) -> Resident:
-        """Streams on the host, tables on the GPU."""
+        """Return the streams in host memory, and the coders' tables on the GPU."""
         tables = [t for pair in self.coders for coder in pair for t in coder.tables]
         return {"gpu": {"symbol tables": tables}, "host": {"kv": self.homes}}
 

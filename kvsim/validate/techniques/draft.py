@@ -47,14 +47,14 @@ class Draft(SpeculativeDrafter):
         self.layers = DraftLayers(run, load_architecture(part.model))
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """The draft model reads the prompt too, whose logits are not needed."""
+        """Let the draft model read the prompts; its logits are not used."""
         self.run.counter.begin("prefill")
         hidden = self._pass(generation.padded, [0] * generation.batch)
         rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
         self.layers.decoder.head(hidden[rows, last])
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Logits (batch, 1, vocab) after the newest token of every sequence."""
+        """Run the draft model on the newest tokens and return their logits, (batch, 1, vocab)."""
         new, begins = tokens, [n + ahead for n in generation.cached]
         drafted = self.run.drafted[-2] if len(self.run.drafted) > 1 else 0
         if not ahead and drafted and max(generation.yielded[-1]) > drafted:  # one not read yet
@@ -65,7 +65,7 @@ class Draft(SpeculativeDrafter):
         return self.layers.decoder.head(self._pass(new, begins)[:, -1:])
 
     def resident(self) -> Resident:
-        """The draft model's matrices, embedding and cache."""
+        """Return the draft model's weight matrices, embedding and cache."""
         weights, beside = self.layers.weights, self.layers
         tied = weights.head.weight is weights.embedding
         tables = [weights.embedding, *(() if tied else (weights.head.weight,))]

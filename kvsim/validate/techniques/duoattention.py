@@ -39,7 +39,7 @@ class Duoattention(RingCache):
         self.whole = self.run.make_store(replace(place, heads=self.many), self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Streaming heads see sinks and window, as they will in decoding."""
+        """Attend in full with retrieval heads, and to sinks and window with streaming heads."""
         outs, seen = [], (visible(step, step.length), self.visible_nearby(step))
         for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
             with self.counter.op("attn") as record:
@@ -47,7 +47,7 @@ class Duoattention(RingCache):
         return torch.cat(outs, 1)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Retrieval heads keep all, the others their part."""
+        """Store all tokens for retrieval heads, and sinks and recent tokens for streaming heads."""
         every = torch.arange(self.prompt, device=keys.device).expand(self.batch, 1, -1)
         held = self.ring(self._on_device).clamp_min(0)[:, None, : self.prompt]
         far, near = self._kinds(keys, keys, values)
@@ -58,13 +58,13 @@ class Duoattention(RingCache):
                 self.keep(k, v, index.expand(-1, k.shape[1], -1), kv)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """A streaming head's new token takes the place of its oldest."""
+        """Store new tokens and attend; in streaming heads they replace the oldest recent ones."""
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Both kinds of heads, each over its own cells."""
+        """Store new tokens for both kinds of heads, and attend with each over its own cache."""
         every = SlotRange.after_cached(step)
         if step.fixed:
             every = replace(every, room=self.whole.slots)
@@ -76,7 +76,7 @@ class Duoattention(RingCache):
         return torch.cat(outs, 1)
 
     def resident(self) -> Resident:
-        """The cells of both kinds."""
+        """Return the tensors of both kinds of heads."""
         return join_resident(super().resident(), {"gpu": self.whole.tensors()})
 
     def _kinds(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Three, Three]:

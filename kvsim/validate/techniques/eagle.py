@@ -17,10 +17,10 @@ class Eagle(DraftHeads):
     own_head = True
 
     def vocabulary(self, vocab: int) -> int:
-        """The first tokens, which are taken to be the most frequent ones."""
+        """Return how many tokens drafts choose among: the first, taken to be most frequent."""
         assert isinstance(self.part, Settings)
         return min(self.part.tokens, vocab)
 
     def sources(self, layers: int) -> list[int]:
-        """Low, middle and high."""
+        """Return three layers, low, middle and high, whose hidden states the head reads."""
         return [min(2, layers - 1), layers // 2, max(layers - 3, 0)]

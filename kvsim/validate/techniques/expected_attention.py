@@ -30,7 +30,11 @@ class ExpectedAttention(CutCache):
         self._square = torch.zeros(self.batch, heads, dim, dim, device=self.device)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """In full; queries are turned back, and their sums and products added up."""
+        """Attend in full, and add up the unrotated queries and their products for ``score``.
+
+        The sums are taken only if the prompt is longer than the budget, and leave out padding and
+        the first ``SINKS`` tokens.
+        """
         if self.prompt > self.budget:
             with self.counter.op("query_spread") as record:
                 turn = self.run.decoder.turns(step.positions)
@@ -45,7 +49,10 @@ class ExpectedAttention(CutCache):
         return super().attend_prompt(queries, keys, values, step)
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """The expected weight of every token times the length of its value."""
+        """Score each token by its expected attention weight times the norm of its value.
+
+        The first ``SINKS`` tokens are always kept.
+        """
         dim, many = keys.shape[-1], (self._on_device - SINKS)[:, None, None]
         mean = self._sum / many
         spread = self._square / many[..., None] - mean[..., None] * mean[..., None, :]

@@ -39,7 +39,10 @@ class Flexprefill(SparseBlocksCache):
         self.block, self.share = settings.block, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
-        """Blocks by their means where the last queries bear these out, otherwise by lines."""
+        """Score blocks by pooled queries and keys, or by columns and diagonals of the last queries.
+
+        Pooling is used for heads in which it predicts the last queries' attention well enough.
+        """
         with self.counter.op("last_block") as record:
             asked, asking, there = self.last_queries(queries, step, min(self.block, step.new))
             tokens = torch.arange(keys.shape[2], device=keys.device)

@@ -23,7 +23,7 @@ class Fp8(PerTokenCache):
     differences = PACKED_AT_ONCE
 
     def codecs(self) -> tuple[Codec, Codec]:
-        """Keys and values alike."""
+        """Return the codecs of keys and of values, which are the same."""
         return Narrow(), Narrow()
 
 
@@ -31,7 +31,7 @@ class Narrow(Codec):
     """Numbers rounded to eight bits, and clamped to what these can be."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """One part, a byte per number."""
+        """Return the size and number format of the only part, which has a byte per number."""
         return [(dim, torch.uint8)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
@@ -40,7 +40,7 @@ class Narrow(Codec):
         return [numbers.clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """As rows that a GPU converts by itself where it can."""
+        """Arrange the bytes as rows of FP8 numbers, which kernels convert on a GPU that can."""
         return _Fp8Rows.from_parts(
             parts, 8, lambda parts: parts[0].contiguous().view(FP8_DTYPE).float()
         )

@@ -60,18 +60,18 @@ class Gear(PackedStore):
         self.first: list[int] = []  # tokens of each sequence's first block
 
     def packed_values(self, tokens: int) -> int:
-        """As many as of keys, where KIVI keeps the latest ones. [tokens]"""
+        """Return how many tokens have packed values: as many as have packed keys. [tokens]"""
         return self.packed_keys(tokens)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Pack the prompt's blocks as one and find its factors."""
+        """Pack the prompt's blocks together, and factorise their quantisation error."""
         super().fill(keys, values, counts, plainly)
         self.first = [self.packed_keys(n) for n in counts]
         for some, packed in self._by_length(self.first):
             self._correct(some, 0, 0, keys[some, :, :packed], values[some, :, :packed])
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens into the rings; a block that they complete is packed."""
+        """Write new tokens to the rings; pack blocks that they complete, and factorise the error."""
         self.add(keys, values, span)
         for some, end in self._by_length(list(span.ends)):
             if end % self.residual:
@@ -88,17 +88,17 @@ class Gear(PackedStore):
             self._correct(some, number, start, *block)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Scores, their corrections, outputs and theirs."""
+        """Attend to the packed cache, with scores and outputs corrected by the low-rank factors."""
         return self._weigh(queries, span)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """The same with the corrected shares of the one query."""
+        """Attend as :meth:`attend`, and return the corrected attention weights too."""
         return self._weigh(queries, span)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """KIVI's cache and the factors."""
+        """Return KIVI's cache, and the low-rank factors of its quantisation error."""
         return super().tensors() | {"factors": [*self.rows, *self.channels]}
 
     def _by_length(self, tokens: list[int]) -> Iterator[tuple[slice, int]]:

@@ -41,7 +41,10 @@ class H2o(RingCache):
         self._prompt_sums: Tensor | None = None
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Straight into the cache, with scores where some token will be evicted."""
+        """Write a chunk to its slots and attend, summing attention weights if any token is evicted.
+
+        Without eviction this is the base class's method.
+        """
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
         held = self.kv.prompt(self.slots)
@@ -50,7 +53,7 @@ class H2o(RingCache):
         return self._attend(queries, k, v, self.sums, step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Scores of all queries are added up, token by token."""
+        """Attend in full, and add the attention weights of each token to its sum."""
         if not self.ranked:
             return super().attend_prompt(queries, keys, values, step)
         if self._prompt_sums is None:
@@ -58,7 +61,7 @@ class H2o(RingCache):
         return self._attend(queries, keys, values, self._prompt_sums, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """The heaviest of a sequence's older tokens, and its latest."""
+        """Store each sequence's recent tokens, and the older ones of largest summed weight."""
         sums, self._prompt_sums = self._prompt_sums, None
         if sums is None or self.prompt <= self.budget:
             super().store_prompt(keys, values)
@@ -81,7 +84,7 @@ class H2o(RingCache):
         self.sums.copy_(sums.gather(2, per_head))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Evict where the cache is full, append, attend, add up the scores."""
+        """Evict a token if the cache is full, store the new one, attend, and update the sums."""
         if not self.ranked:
             return super().attend(queries, keys, values, step)
         span = self.slot_range(step)
@@ -100,7 +103,7 @@ class H2o(RingCache):
         return out
 
     def buffers(self) -> Resident:
-        """The sums of what is kept."""
+        """Return the summed attention weights of the cached tokens, (batch, heads, slots)."""
         return {"gpu": {"scores": [self.sums]}}
 
     def _sums(self, tokens: int) -> Tensor:

@@ -65,13 +65,13 @@ class Guessed(LayerCache):
         self.seen: Seen = "all"
 
     def make(self, slots: int) -> KvStore:
-        """Nothing stays on the GPU."""
+        """Create a store without slots, as the whole cache is in host memory."""
         m = self.model
         sizes = self.batch, m.kv_heads, m.head_dim, self.dtype, self.device
         return Fp16(CacheRoom(self.parts.storage, 0, self.counter, *sizes))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """In full; what queries weigh by channel is added up."""
+        """Attend in full, and add up the queries' magnitudes, by which channels are chosen."""
         there = (step.positions < self._on_device[step.rows, None])[:, None, :, None]
         with self.counter.op("partial_keys") as record:
             weighs = (queries * there).abs().sum((0, 2), dtype=torch.float32)
@@ -80,7 +80,7 @@ class Guessed(LayerCache):
         return super().attend_prompt(queries, keys, values, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Choose channels, keep these of keys and weights, and send the cache home."""
+        """Choose channels, keep partial keys and query weights, and copy the cache to the host."""
         m, tokens = self.model, torch.arange(keys.shape[2], device=keys.device)
         with self.counter.op("partial_keys") as record:
             there = (tokens < self._on_device[:, None])[:, None, :, None]
@@ -99,11 +99,11 @@ class Guessed(LayerCache):
         self.host.store_prompt(keys, values, self.prompt)
 
     def prompt_done(self) -> None:
-        """The last layer's prompt has to have left."""
+        """Wait until the last layer's prompt is in host memory."""
         self.host.has_left()
 
     def in_flight(self) -> list[Tensor]:
-        """Copies of the prompt that are on their way to the host."""
+        """Return the keys and values of the prompt that are being copied to the host."""
         return list(self.host.leaving)
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
@@ -139,7 +139,7 @@ class Guessed(LayerCache):
         self._fetch(index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to what was fetched and to the newest token, which goes home."""
+        """Attend to the fetched tokens and the new one, and copy the new one to host memory."""
         with self.counter.op("partial_keys") as record:
             record.reads(keys)
             self._keep_partial(record, keys, step.positions)
@@ -153,7 +153,10 @@ class Guessed(LayerCache):
         return out
 
     def buffers(self) -> Resident:
-        """Partial keys and weights, the cache at home; buffers once for all layers."""
+        """Return partial keys and weights, the cache in host memory, and buffers that layers share.
+
+        The first layer alone lists the shared buffers, so that they count once.
+        """
         own = {"partial keys": [self.partial], "partial weights": [*self.weights.tensors()]}
         if self is next(x for x in self.run.layers if isinstance(x, Guessed)):
             own["fetched pages"] = [self.buffers_of]

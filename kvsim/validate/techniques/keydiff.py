@@ -17,7 +17,7 @@ class Keydiff(CutCache):
     """
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Directions of keys against their mean, head by head."""
+        """Score each key by the negative cosine to the mean direction of its head's keys."""
         with self.counter.op("score") as record:
             directions = F.normalize(keys.float(), dim=-1)
             own = there[:, None, :, None]

@@ -37,12 +37,15 @@ class Kivi(PackedStore):
         super().__init__(room, part.residual, int(part.bits), part.group)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of lengths on the device."""
+        """Return the number of packed keys and of packed values of each sequence, on the device."""
         keys = lengths // self.residual * self.residual
         return keys, (lengths - self.residual).clamp(min=0)
 
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
-        """Packing of a value that leaves the residual, and of a block of keys where it is full."""
+        """Return the share of packing work that a pass does.
+
+        A value is packed when it leaves the residual, and keys when they fill a block.
+        """
         part = self.part.stored
         keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
         done = [
@@ -52,13 +55,16 @@ class Kivi(PackedStore):
         return {"quantise": fmean(done) / (keys + values)}
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Whether values leave the residual, and whether keys fill it: in all sequences or none."""
+        """Return whether values leave the residual, and whether keys fill it.
+
+        It is None, and the pass is not replayed, if the sequences differ in that.
+        """
         packs = [n > self.residual for n in ends], [n % self.residual == 0 for n in ends]
         alike = all(all(some) or not any(some) for some in packs)
         return tuple(some[0] for some in packs) if alike else None
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """The value that leaves the residual, the new token, and a block of keys it completes."""
+        """Pack the value that leaves the residual, store new tokens, and pack full key blocks."""
         last = span.slots[:, 0]
         full = [i for i, n in enumerate(span.ends) if n > self.residual]
         self.pack(self.v, full, last, 1, self.residual)

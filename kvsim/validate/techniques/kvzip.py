@@ -62,15 +62,18 @@ class Kvzip(CutCache):
 
     @property
     def slots(self) -> int:
-        """The prompt until it is cut, then what stays of it; and all that follows."""
+        """Slots per sequence: of whole prompts until they are cut, then of what stays. [tokens]"""
         return self.capacity if self._whole else super().slots
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """As without a cut while the prompt is read."""
+        """Return the slots of new tokens, which follow the whole prompt until it is cut."""
         return SlotRange.after_cached(step) if self._whole else super().slot_range(step)
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """The first layer's cache repeats the prompt for all of them."""
+        """Repeat the prompt through all layers to score its tokens, then cut every layer's cache.
+
+        The first layer's call does so for all; calls of other layers do nothing.
+        """
         if self.layer or self.prompt <= self.budget:
             return
         rows = self.context.rows
@@ -148,12 +151,12 @@ class Kvzip(CutCache):
         return out
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """What the repetition has found."""
+        """Return the scores that repeating the prompt has found, and release them."""
         found, self._scores = self._scores, torch.zeros(0)
         return found
 
     def resident(self) -> Resident:
-        """What is dropped later is held beside what stays."""
+        """Return the layer's tensors; before the cut, slots that it will drop are apart."""
         found = super().resident()
         if self._whole:
             kept, rows = super().slots, found["gpu"].pop("kv")

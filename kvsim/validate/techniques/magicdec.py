@@ -47,33 +47,33 @@ class Magicdec(SelfDrafter):
         self.caches: dict[Visit, DraftRing | DraftSnapkv] = {}
 
     def ready(self) -> None:
-        """Make the draft caches."""
+        """Create a small draft cache for every layer."""
         kind = DraftRing if isinstance(self.selection, DraftCache) else DraftSnapkv
         own = Parts(self.selection, Storage(), Placement(), Drafting())
         contexts = [replace(layer.context, parts=own) for layer in self.run.layers]
         self.caches = {context.visit: kind(context) for context in contexts}
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """The prompts' last queries choose what a small cache keeps."""
+        """Show a chunk's queries to the layer's draft cache, which may choose tokens by them."""
         self.caches[visit].observe(queries, step)
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
-        """Small caches keep some of the prompts."""
+        """Store the tokens of the prompts that the layer's draft cache keeps."""
         self.caches[visit].cut(keys, values)
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Into the draft cache too."""
+        """Store the tokens that are being verified in the draft cache too."""
         cache = self.caches[visit]
         cache.kv.append(keys, values, cache.slot_range(step))
 
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Over the draft cache."""
+        """Attend to the layer's draft cache instead of the full one."""
         return self.caches[visit].attend(queries, keys, values, step)
 
     def resident(self) -> Resident:
-        """Draft caches, and MLPs of four bits if there are any."""
+        """Return the draft caches, and MLPs of four bits if there are any."""
         kept = [t for cache in self.caches.values() for t in cache.kv.tensors()["kv"]]
         return join_resident({"gpu": {"draft kv": kept}}, super().resident())
 
@@ -93,15 +93,15 @@ class DraftRing(RingCache):
         super().__init__(place)
 
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """No query of the prompt is asked."""
+        """Ignore the queries, as positions alone decide which tokens are kept."""
 
     def cut(self, keys: Tensor, values: Tensor) -> None:
-        """The prompt's first tokens and its latest."""
+        """Store the first and the latest tokens of each prompt."""
         index = self.ring(self._on_device)[:, : self.prompt].clamp_min(0)
         self.keep(keys, values, index[:, None].expand(-1, keys.shape[1], -1))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """A draft's token joins, and sees sinks and window."""
+        """Store the drafted token, and attend to sinks and window."""
         span, now = self.slot_range(step), step.positions[:, -1:]
         self.kv.append(keys, values, span)
         held = self.ring(now[:, 0] + 1)[:, : span.longest]
@@ -110,7 +110,7 @@ class DraftRing(RingCache):
         return self.kv.attend(queries, span, seen[:, None, None])
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Where the new tokens of a pass go."""
+        """Return the slots of the new tokens, which replace the oldest recent ones."""
         ends = tuple(min(n + step.new, self.slots) for n in step.starts)
         return SlotRange(self.slot(step.positions), ends, step.new)
 
@@ -119,5 +119,5 @@ class DraftSnapkv(Snapkv):
     """SnapKV's choice for drafts: they need not be right, so that windows do not matter to them."""
 
     def refuse_windows(self) -> None:
-        """All that is kept is seen."""
+        """Ignore the layer's sliding window: drafts see all tokens that are kept."""
         self.shape = LayerShape()

@@ -82,13 +82,22 @@ class Mikv(KvStore):
         self._widest = room.zeros(0)  # largest numbers of the queries' channels
 
     def high_count(self, tokens: int) -> int:
-        """Of so many tokens those at high precision."""
+        """Return how many of some tokens are kept at high precision. [tokens]
+
+        Parameters
+        ----------
+        tokens
+            Cached tokens of a sequence. [tokens]
+        """
         return round(self.share * tokens)
 
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Scores are added up, and the largest numbers of the queries' channels are found."""
+        """Attend in full, sum each token's attention weights, and note the largest queries.
+
+        The largest magnitude of the queries in each channel sets the channel's balancer.
+        """
         batch, heads, _, dim = queries.shape
         if step.begins_prompt:
             shape = (self.room.sequences, heads, self.slots)
@@ -130,7 +139,11 @@ class Mikv(KvStore):
             self._put(pool, slice(0, rows), keys, values, order.gather(2, place.long()))
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """A new token at high precision; the least given is pushed down where one has to be."""
+        """Store a new token at high precision, if any token of its sequence is.
+
+        Where the number of high-precision tokens may not grow, the one with the smallest summed
+        attention weight moves to low precision and makes room.
+        """
         before = [end - 1 for end in span.ends]
         now = [self.high_count(end) for end in span.ends]
         grows = [i for i, n in enumerate(before) if now[i] > self.high_count(n)]
@@ -158,7 +171,7 @@ class Mikv(KvStore):
                 _write([pool.tokens[..., None]], chosen, rows, [token.int()[..., None]])
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Both precisions by balanced queries; what they give is added up."""
+        """Attend to both precisions with balanced queries, and update the summed weights."""
         batch, _, new, dim = queries.shape
         with self.counter.op("balance") as record:
             grouped = queries.view(batch, self.room.heads, -1, new, dim)
@@ -184,7 +197,7 @@ class Mikv(KvStore):
         return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Both precisions, which token is where, what each was given, and the balancer."""
+        """Return the rows of both precisions, their tokens, the summed weights and the balancer."""
         pools = self.high, self.low
         return {
             "kv": [t for pool in pools for t in (*pool.k.parts, *pool.v.parts)],

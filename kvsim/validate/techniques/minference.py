@@ -38,7 +38,7 @@ class Minference(SparsePromptCache):
         self.vertical, self.slash, self.window = settings.vertical, settings.slash, settings.window
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Every query to the best lines of its head."""
+        """Attend to the best columns and diagonals (vertical and slash lines) of each head."""
         columns, diagonals = self._rank(queries, keys, step)
         shared, held = queries.shape[1] // keys.shape[1], keys.shape[2]
         k, v = (numbers.repeat_interleave(shared, 1) for numbers in (keys, values))

@@ -14,7 +14,9 @@ MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
 
 
 class Ngram(SpeculativeDrafter):
-    """What followed the latest tokens where they stood last; the newest once more if nowhere.
+    """Draft the tokens that followed the latest ones where they last stood in the text.
+
+    If they stand nowhere else, the newest token is drafted again.
 
     References
     ----------
@@ -22,7 +24,7 @@ class Ngram(SpeculativeDrafter):
     """
 
     def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
-        """Search on the host."""
+        """Search each sequence's text on the host for drafts."""
         written = generation.tokens.tolist()
         texts = [
             np.array([*prompt, *own[:done]], np.int64)

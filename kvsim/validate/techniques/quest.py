@@ -45,14 +45,14 @@ class Quest(LayerCache):
         self.most = max(int(settings.budget) // self.page, 1)  # pages that a KV head reads
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """The summaries follow when the prompt is whole."""
+        """Write a chunk to its slots and attend; summarise the keys' pages after the last chunk."""
         out = super().prefill(queries, keys, values, step)
         if step.length == self.prompt and step.rows.stop == self.batch:
             self._summarise(self.rows.k.parts[0][:, :, : self.prompt])
         return out
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Summaries are those of keys that are not packed yet."""
+        """Summarise the pages from unpacked keys, then store the prompt."""
         self._summarise(keys)
         super().store_prompt(keys, values)
 
@@ -77,7 +77,7 @@ class Quest(LayerCache):
         return out
 
     def buffers(self) -> Resident:
-        """Two keys per page."""
+        """Return each page's bounds: the smallest and the largest key number of every channel."""
         return {"gpu": {"page bounds": [self.low, self.high]}}
 
     def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:

@@ -38,21 +38,21 @@ class RKv(EvictingCache):
 
     @property
     def budget(self) -> int:
-        """What a cut leaves of a prompt."""
+        """Most tokens of a prompt that stay in the cache. [tokens]"""
         return self.kept
 
     @property
     def slots(self) -> int:
-        """What a cut leaves, and all until the next one."""
+        """Slots per sequence: what a cut leaves, and what comes until the next one. [tokens]"""
         return min(self.kept + self.buffer, self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """In full; the last queries are kept."""
+        """Attend in full, and record the prompts' last queries for the first cut."""
         self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """The prompt is cut like all that follows."""
+        """Store the tokens of each prompt that the first cut leaves."""
         asking, ends = self.last.positions, self._on_device
         index = self._choose(self.last.take(), asking, keys, ends)
         first = torch.arange(self.kept, device=keys.device)
@@ -85,7 +85,7 @@ class RKv(EvictingCache):
                 column.move(record, torch.where(full, index, first), first)
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """What is left of so many tokens behind the cuts."""
+        """Return how many tokens of each sequence its cuts have left. [tokens]"""
         made = [
             min(prompt, self.kept) + n - prompt
             for n, prompt in zip(tokens, self.lengths, strict=True)
@@ -93,7 +93,7 @@ class RKv(EvictingCache):
         return [n if n < self.kept else self.kept + (n - self.kept) % self.buffer for n in made]
 
     def buffers(self) -> Resident:
-        """The latest queries, which observe at the next cut."""
+        """Return the latest queries, by whose attention the next cut ranks tokens."""
         return {"gpu": {"latest queries": [self.latest]}}
 
     def _choose(self, queries: Tensor, asking: Tensor, keys: Tensor, ends: Tensor) -> Tensor:

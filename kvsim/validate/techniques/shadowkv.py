@@ -57,7 +57,13 @@ class Lowrank(KvStore):
         self.v = TokenRows(Plain(), room, room.slots, room.values)
 
     def make_room(self, prompt: int) -> None:
-        """For factors of so many tokens' keys, and for the tokens behind them."""
+        """Allocate the factors of the prompt's keys, and storage for the generated tokens.
+
+        Parameters
+        ----------
+        prompt
+            Tokens of the longest prompt. [tokens]
+        """
         room, numbers = self.room, self.room.heads * self.room.dim
         shape = (room.sequences, prompt, self.rank)
         self.left = torch.zeros(shape, dtype=room.dtype, device=room.device)
@@ -66,7 +72,10 @@ class Lowrank(KvStore):
         self._work = 6 * prompt * numbers**2 + 20 * numbers**3
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """The prompt's keys to their factors; values go home by themselves."""
+        """Decompose the prompt's keys, before rotation, into low-rank factors (SVD).
+
+        Values are copied to the host by ``Landmarks``.
+        """
         with self.counter.op("svd") as record:
             slots = torch.arange(keys.shape[2], device=keys.device)
             there = slots < torch.tensor(counts, device=keys.device)[:, None]
@@ -81,7 +90,18 @@ class Lowrank(KvStore):
             record.computes(self.room.sequences * self._work)
 
     def restored(self, index: Tensor) -> Tensor:
-        """Keys of the prompt's tokens ``index`` (sequences, KV heads, n), (..., n, dim)."""
+        """Compute keys of the prompt from their factors, and rotate them by their positions.
+
+        Parameters
+        ----------
+        index
+            Tokens of the prompt, (sequences, KV heads, n).
+
+        Returns
+        -------
+        Tensor
+            Keys, (sequences, KV heads, n, dim).
+        """
         with self.counter.op("restore_keys") as record:
             rows = rows_at(self.left[:, None].expand(-1, self.room.heads, -1, -1), index)
             keys = (rows @ self.right).flatten(0, 1)[:, None]
@@ -90,15 +110,15 @@ class Lowrank(KvStore):
         return made.view(*index.shape, self.room.dim)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens behind the other generated ones, whose first slot is 0."""
+        """Store generated tokens uncompressed, in slots that start at 0 after the prompt."""
         self.recent.append(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Whoever chooses chunks attends by itself."""
+        """Raise NotImplementedError: the selection chooses chunks and attends to them itself."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Factors, and the keys of generated tokens; the values of these by themselves."""
+        """Return the factors with the generated tokens' keys, and these tokens' values."""
         recent = {"generated values": self.recent.v.parts}
         return {"kv": [self.left, self.right, *self.recent.k.parts], **recent}
 
@@ -144,11 +164,11 @@ class Landmarks(LayerCache):
 
     @property
     def direct(self) -> bool:
-        """Chunks of the prompt go where their values leave from."""
+        """True: prompts are written to buffers from which values are copied to the host."""
         return True
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Values of one layer leave, and its keys are decomposed, before the next is computed."""
+        """Attend in full; after the last chunk, decompose keys and copy values to the host."""
         held = self.reading[0], self.host.stage(self)[0]
         out = self.attend_from(held, queries, keys, values, step)
         if step.ends_prompt(self.prompt, self.batch):
@@ -158,7 +178,7 @@ class Landmarks(LayerCache):
         return out
 
     def prompt_done(self) -> None:
-        """From here on there is room for fetched chunks."""
+        """Free the prompt's buffers and allocate one for fetched chunks."""
         if self.host.reading:
             self.reading.clear()
             every = (layer for layer in self.host.layers if isinstance(layer, Landmarks))
@@ -185,7 +205,10 @@ class Landmarks(LayerCache):
         return out
 
     def buffers(self) -> Resident:
-        """Landmarks, outliers, the host's values; what layers share, once."""
+        """Return landmarks, outlier chunks, the values on the host, and shared buffers.
+
+        The first layer alone lists the buffers that layers share, so that they count once.
+        """
         own = {"landmarks": [self.means], "outlier chunks": [*self.staying, self.which]}
         held: Resident = {"gpu": own, "host": {"kv": [self.factors.v.record]}}
         if self.host.layers[0] is self:

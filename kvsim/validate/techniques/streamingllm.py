@@ -41,7 +41,7 @@ class Streamingllm(RingCache):
             self.sinks = torch.zeros_like(self.keys_of_sinks())
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """The first tokens and the latest of every sequence."""
+        """Store the first tokens (sinks) and the latest of every sequence, or all that fit."""
         if self.prompt <= self.budget:
             super().store_prompt(keys, values)
         else:
@@ -64,17 +64,28 @@ class Streamingllm(RingCache):
         return self.kv.attend(queries, span, visible(step, held, self.shape.window))
 
     def buffers(self) -> Resident:
-        """The sinks' keys once more."""
+        """Return the sinks' keys at their own positions, from which turned ones are computed.
+
+        There are none where positions are not turned.
+        """
         return {} if self._turning is None else {"gpu": {"sink keys": [self.sinks]}}
 
     def keys_of_sinks(self) -> Tensor:
-        """The slots that hold the sinks' keys; of packed cells room for as many."""
+        """Return the sinks' keys in their slots, or zeros of that shape if the slots are packed."""
         if self.kv.plain:
             return self.rows.k.parts[0][:, :, : self.sink]
         return self.kv.room.zeros(self.sink)
 
     def turn(self, record: OpRecord, cos: Tensor, sin: Tensor) -> None:
-        """The sinks' keys as far from where they were as the tables say."""
+        """Rotate the sinks' original keys and write them to their slots.
+
+        Parameters
+        ----------
+        record
+            Counter of the op.
+        cos, sin
+            Cosine and sine of the rotation of each sequence.
+        """
         slots = torch.arange(self.sink, device=self.device).expand(self.batch, -1)
         span = SlotRange(slots, (self.sink,) * self.batch, self.sink, 0)
         self.rows.k.write(OpRecord(), rotate(self.sinks, cos, sin), span)
@@ -99,7 +110,17 @@ class Turning:
         self.table = replace(rope, scale=1.0).table(one.capacity, one.device, one.dtype)
 
     def turn(self, asking: Streamingllm, step: Pass) -> None:
-        """Move sinks as far as tokens have been evicted, this step's one included."""
+        """Rotate the sinks' keys of all layers by the tokens that their sequences have evicted.
+
+        The first layer's call does so for all; calls of other layers do nothing.
+
+        Parameters
+        ----------
+        asking
+            Cache of the layer that calls.
+        step
+            The pass, whose new token may evict another.
+        """
         if asking is not self.layers[0]:
             return
         with asking.counter.op("turn") as record:

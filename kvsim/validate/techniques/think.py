@@ -44,7 +44,7 @@ class Think(KvStore):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """In full; the last queries are kept."""
+        """Attend in full, and record the prompts' last queries, by which channels are ranked."""
         self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
@@ -65,11 +65,11 @@ class Think(KvStore):
             record.reads(self.thin, self.values).writes(self.thin, self.values)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Whole keys, behind the prompt."""
+        """Store generated keys with all channels, apart from the prompt's."""
         self.later.append(keys, values, self._after_prompt(span))
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """The prompt by the channels that stayed, and whole later tokens."""
+        """Attend to the prompt by kept channels and to later tokens by all, and merge both."""
         dim, own = queries.shape[3], self._after_prompt(span)
         grouped = queries.reshape(*self.which.shape[:2], -1, dim)
         index = self.which.long()[:, :, None].expand(-1, -1, grouped.shape[2], -1)
@@ -92,7 +92,7 @@ class Think(KvStore):
         return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Thin keys, values, what came later, and which channels are there."""
+        """Return pruned keys, values, later tokens, and the indices of kept channels."""
         later = [*self.later.k.parts, *self.later.v.parts]
         return {"kv": [self.thin, self.values, *later], "kept channels": [self.which]}
 

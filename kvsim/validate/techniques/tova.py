@@ -23,12 +23,12 @@ class Tova(CutCache):
         self.last = KeptQueries.of_last(self._on_device, 1)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """In full; the last query of each prompt is kept."""
+        """Attend in full, and record each prompt's last query, by which tokens are ranked."""
         if self.prompt > self.budget:
             self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """One query over all keys; all heads of a layer keep the same tokens."""
+        """Score tokens by the last query's attention, averaged over the heads of the layer."""
         with self.counter.op("observe") as record:
             return self.last.weights(record, keys)[:, :, 0].float().mean(1, keepdim=True)

@@ -127,7 +127,7 @@ class Levels(Codec):
         self.bits, self.group = bits, group
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Codes, and a norm per group."""
+        """Return size and number format of a row's codes, and of its norms, one per group."""
         return [(dim * self.bits // 8, torch.uint8), (dim // self.group, torch.float16)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
@@ -139,7 +139,7 @@ class Levels(Codec):
         return [to_levels(even.flatten(-2), self.bits), norms]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """As rows that are looked up in the table."""
+        """Arrange the parts as rows that ``widen`` dequantises by a table of levels."""
         return EncodedRows.from_parts(parts, self.bits, self.widen)
 
     def widen(self, parts: list[Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ class Xattention(SparseBlocksCache):
         self.block, self.stride, self.share = settings.block, settings.stride, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
-        """Weights of blocks along their antidiagonals."""
+        """Score blocks by the sums of attention weights along their antidiagonals."""
         block, stride, start = self.block, self.stride, step.starts[0]
         ends = self._on_device[step.rows, None]
         with self.counter.op("antidiagonals") as record:
