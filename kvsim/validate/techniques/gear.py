@@ -71,7 +71,7 @@ class Gear(PackedStore):
             self._correct(some, 0, 0, keys[some, :, :packed], values[some, :, :packed])
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Write new tokens to the rings; pack blocks that they complete, and factorise the error."""
+        """Write new tokens to the rings; pack blocks that they complete, and factorise errors."""
         self.add(keys, values, span)
         for some, end in self._by_length(list(span.ends)):
             if end % self.residual:
