@@ -487,7 +487,12 @@ class ServiceSearch:
         slower = self.slower(c.question, c.technique)
         begin = 0.0 if kept else guess or SATURATED * c.guess
         step = RATE_STEP if kept else ROUGH_STEP
-        found = self.rates.carried(costs, begin, slower, replicas, step, least, kept)
+        try:
+            found = self.rates.carried(costs, begin, slower, replicas, step, least, kept)
+        except InputError:  # a technique that keeps too little of a prompt to share its prefix
+            if c.engines or c.question.admission.only:
+                raise
+            return None
         if found is None:
             return None
         value = found.each_per_s * each
