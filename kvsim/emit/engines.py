@@ -255,6 +255,7 @@ def emit(engine: str, served: Served) -> Emitted:
     if engine not in WRITERS:
         raise unknown("engine", engine, WRITERS)
     settings = EngineSettings(engine)
+    served = _with_tuned_model(served, settings)
     if served.apart is None:
         text = WRITERS[engine](served, settings)
     else:
@@ -262,6 +263,18 @@ def emit(engine: str, served: Served) -> Emitted:
     if served.route and served.replicas > 1:
         settings.lack(f"{served.replicas} of these, and {ROUTERS[served.route]}")
     return settings.finish(text)
+
+
+def _with_tuned_model(s: Served, settings: EngineSettings) -> Served:
+    """Serve the tuned version of a published model where a draft head is known for that alone."""
+    for method in s.terms:
+        _, tuned = find_head(method, s.model)
+        if s.model == s.base and tuned not in ("", s.base) and s.draft_model[0] != method:
+            settings.lack(
+                f"a head trained for {s.model}: {tuned} is served instead, for which this one was"
+            )
+            return replace(s, model=tuned, base=tuned)
+    return s
 
 
 def annotate(emitted: Emitted) -> str:
@@ -378,7 +391,7 @@ def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     if not head:
         settings.lack(f"{drafting}, left out above: {no_head(drafting, base)}")
     elif tuned != base:
-        settings.lack(f"adapting a head to {base}: this one is of {tuned}, so serve that")
+        settings.lack(f"a head trained for {base}: this one is of {tuned}")
     return head
 
 
