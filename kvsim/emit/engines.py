@@ -91,7 +91,13 @@ class EngineSettings:
     missing: list[str] = field(default_factory=list)
 
     def use(self, *names: str) -> None:
-        """Record flags that are used outside the command."""
+        """Record flags that the answer mentions outside the command.
+
+        Parameters
+        ----------
+        *names
+            Names of the flags.
+        """
         self.used += [find_flag(self.engine, name) for name in names]
 
     def add(self, name: str, value: object = "", when: object = True) -> None:

@@ -222,18 +222,23 @@ def serve_costs(
     apart: tuple[int, int] | None = None,
     mean_length: float = 0.0,
 ) -> Served:
-    """Describe a simulated replica for engines.
+    """Describe a simulated replica by what an engine has to be told to run it.
 
     Parameters
     ----------
     costs
         Cost model of the replica.
     utilisation
-        Share of GPU memory that the engine may use.
+        Share of GPU memory that the engine may use, 0 to 1.
     apart
         Numbers of prefill and of decode engines; None if each engine does both.
     mean_length
-        Of a request, prompt and generated tokens; 0 if not known. [tokens]
+        Mean prompt and generated tokens of a request; 0 if not known. [tokens]
+
+    Returns
+    -------
+    Served
+        The replica, from which flags of engines are written.
     """
     rules, d = costs.rules, costs.deployment
     held = int(costs.capacity / costs.room.block_bytes) * rules.block_tokens

@@ -171,7 +171,7 @@ class Format:
 
     @property
     def v_bits(self) -> float:
-        """Width of a packed number of a value. [bit]"""
+        """Bits per number of packed values; ``bits`` if values have no width of their own. [bit]"""
         return self.bits if self.value_bits is None else self.value_bits
 
     @property

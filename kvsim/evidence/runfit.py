@@ -43,9 +43,9 @@ class Move:
     Attributes
     ----------
     keys
-        Their keys in the stack file.
+        Keys of the numbers in the stack file.
     spread
-        Standard deviation of the prior: for a time in [s], for a share that of its logarithm.
+        Standard deviation of the prior: in seconds for a time; for a share, that of its logarithm.
     """
 
     keys: tuple[str, ...]
@@ -53,7 +53,7 @@ class Move:
 
     @property
     def free(self) -> int:
-        """Direction of change that no bound limits: -1 (down) for a share, 1 (up) for a time."""
+        """Sign of the change that has no bound: -1 (smaller) for a share, 1 (larger) for a time."""
         return 1 if self.keys[0].endswith("_s") else -1
 
     def moved(self, stack: Stack, place: float) -> dict[str, float]:

@@ -240,7 +240,20 @@ def explain_loss(question: Question, search: TableSearch, chosen: int, row: int)
 
 
 def describe_gap(objective: str, behind: float) -> str:
-    """How far something is behind, which is relative to what it gives or takes itself."""
+    """Describe by how many percent one option is behind another.
+
+    Parameters
+    ----------
+    objective
+        ``throughput``, ``cost``, or a time.
+    behind
+        Difference to the other option, as a share of what this one gives or takes itself.
+
+    Returns
+    -------
+    str
+        A phrase such as ``takes 12 % longer``.
+    """
     if objective == "throughput":
         return f"is {100 * behind / (1 + behind):.0f} % slower"
     return (
@@ -294,7 +307,20 @@ def find_knees(question: Question, search: TableSearch, chosen: int) -> list[Kne
 
 
 def find_waves(question: Question, choice: Prediction) -> Waves | None:
-    """Where smaller batches in turn finish a given batch earlier: the best of them."""
+    """Find the smaller batches that finish a given batch earliest, one after another.
+
+    Parameters
+    ----------
+    question
+        The question, whose workload states the batch.
+    choice
+        The prediction for the whole batch at once.
+
+    Returns
+    -------
+    Waves or None
+        The best waves; None if none is over 2 % faster, or the question states no batch.
+    """
     w = question.workload
     if w.batch is None or w.batch < 2:
         return None

@@ -76,7 +76,13 @@ class Trials:
         return self.batch.size
 
     def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Trials":
-        """Those that are chosen, in that order."""
+        """Return the chosen trials in the given order.
+
+        Parameters
+        ----------
+        chosen
+            A mask (n,), or indices.
+        """
         return replace(self, batch=self.batch[chosen], shares=self.shares[chosen])
 
     def streaming(self, share: Array | float) -> "Trials":
@@ -93,7 +99,7 @@ class Trials:
 
     @property
     def parts(self) -> int:
-        """Parts of the batch that take turns."""
+        """Number of parts of the batch that pass through a layer one after another."""
         return self.kind[1]
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:

@@ -97,12 +97,17 @@ class ChosenPlan:
         return self.question.limits
 
     def hours_for(self, jobs: int) -> float:
-        """How long so many requests take: full batches one after another, and a last smaller one.
+        """Compute how long some requests take: full batches in turn, and a last smaller one.
 
         Parameters
         ----------
         jobs
-            Requests.
+            Number of requests.
+
+        Returns
+        -------
+        float
+            The duration. [h]
         """
         p = self.choice
         full, rest = divmod(jobs, int(p.batch[0]))

@@ -79,7 +79,17 @@ class Workload:
     def largest(
         self, technique: Technique, deployment: Deployment, gpu: float, host: float
     ) -> Array:
-        """Largest batch whose buffers fit. [sequences]"""
+        """Find the largest batch whose buffers fit in memory, for each setting. [sequences]
+
+        Parameters
+        ----------
+        technique
+            The technique, possibly with arrays as settings.
+        deployment
+            Model, machine and software stack.
+        gpu, host
+            Memory that may be used on a GPU and on the host. [B]
+        """
         return largest_batch(
             technique, deployment, self.prompt, self.generate, gpu, host, served=self.service
         )
@@ -329,7 +339,17 @@ class Admission:
         )
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
-        """The evidence of a setting's loss on a model."""
+        """Look up the evidence for a setting's loss of quality on the deployment's model.
+
+        Parameters
+        ----------
+        technique
+            The technique with its settings.
+        deployment
+            Model, machine and software stack.
+        length
+            Length at which the loss counts. [tokens]
+        """
         if technique in self.layered:
             return self.layered[technique]
         return evidence(technique, deployment.model, length, self.runs)

@@ -540,7 +540,13 @@ def with_prompts(
 
 
 def without_refused(question: ServiceQuestion) -> ServiceQuestion:
-    """The question without the techniques that lose quality, where no loss is admitted."""
+    """Return the question without lossy techniques for deployments that admit no loss.
+
+    Parameters
+    ----------
+    question
+        The question, with the limits on loss.
+    """
 
     def lossless(q: Question) -> Question:
         exact = tuple(t for t in q.admission.candidates() if t.exact)

@@ -135,14 +135,18 @@ class Candidate:
 
     Attributes
     ----------
+    question
+        The question for this deployment.
+    technique
+        The technique with its settings.
     guess
         Requests per second of one replica, from equal requests in closed form. [1/s]
     value
-        The objective likewise, more is better.
+        The objective from the same estimate; more is better.
     evidence
-        Of its loss of quality, weights included.
+        Evidence for the loss of quality, that of the weights included.
     needs
-        The option that would admit it; empty where it may be chosen.
+        Command-line option that would admit it; empty where it may be chosen.
     """
 
     question: Question
@@ -159,7 +163,7 @@ class Candidate:
 
     @property
     def engines(self) -> list[str]:
-        """Released engines that serve it."""
+        """Names of the released engines that can serve the candidate."""
         if self.question.admission.engine:
             return engines_running(self.technique.name, self.deployment)
         return served_by(self.technique.name, self.deployment)
@@ -917,11 +921,28 @@ def explain_others(
     rivals: list[PlayedOption],
     lossy: list[PlayedOption],
 ) -> Iterator[Rejected]:
-    """At most five others that a person would weigh, one reason each.
+    """Yield the other options that a person would weigh, at most five, with a reason each.
 
-    Of every technique and deployment the best; nothing that carries less and is better at nothing,
-    nor what carries less than half, but on another card that was named. What loses quality is
-    named where it would be chosen, the gentlest first.
+    Lossy options that would otherwise be chosen come first, the smallest loss of quality leading.
+    Then follows the best option of each technique and deployment, unless it carries less and is
+    better at nothing. What carries less than half as much is left out, except on another card that
+    the user has named.
+
+    Parameters
+    ----------
+    search
+        The search that played the options.
+    choice
+        The option that is recommended.
+    rivals
+        Options that may be chosen.
+    lossy
+        Options that lose quality and were not admitted.
+
+    Yields
+    ------
+    Rejected
+        An option with the reason against it.
     """
     q, shown = search.q, 0
     mine = search.times_alone(choice.candidate)

@@ -62,7 +62,10 @@ class KvPool:
 
     @property
     def concurrency(self) -> float:
-        """Sequences of ``length`` tokens that fit at once, by whole blocks, as vLLM reports it."""
+        """Number of sequences of ``length`` tokens that fit at once, as vLLM reports it.
+
+        It counts whole blocks per sequence, and need not be a whole number.
+        """
         return self.blocks / -(-self.kept // POOL_BLOCK_TOKENS)
 
 

@@ -84,12 +84,17 @@ class Terminal:
             print(text)
 
     def lines(self, blocks: Sequence[Block]) -> Iterator[str]:
-        """What is printed of each block, which may be several lines.
+        """Format each block as text for the terminal.
 
         Parameters
         ----------
         blocks
-            As of `show`.
+            Paragraphs, headings, lists and tables.
+
+        Yields
+        ------
+        str
+            The text of one block, which may have several lines.
         """
         for block in blocks:
             text = escape_controls("\n".join(self._lines(block)))

@@ -88,7 +88,7 @@ class Array(types.Type):  # type: ignore[misc]
 
 
 class Block(types.Record):  # type: ignore[misc]
-    """The Numba type of a record or named tuple, which compiled code accesses by address."""
+    """Numba type of a record or named tuple, whose fields compiled code reads by address."""
 
     def __init__(self, title: str, fields: dict[str, Field], size: int) -> None:
         types.Type.__init__(self, _unique_name(title, fields, size))

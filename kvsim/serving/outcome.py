@@ -134,7 +134,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> dict[str, float]:
-        """Utilisation of each resource over the run, averaged over replicas.
+        """Utilisation of each resource over the run (0 to 1), averaged over replicas.
 
         The links between GPU and host include transfers of stored prefix blocks.
         """
@@ -455,7 +455,7 @@ class Clients(Service):
 
     @property
     def load(self) -> str:
-        """The kind of load, by which measured errors are selected."""
+        """Name of the kind of load, by which the errors measured for such loads are looked up."""
         return "served"
 
     @cached_property

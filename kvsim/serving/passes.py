@@ -59,7 +59,7 @@ class Passes:
 
     @cached_property
     def replayed(self) -> "Passes":
-        """The same passes without the time to launch kernels."""
+        """Copy of these passes whose kernels take no time to launch."""
         stack = self.deployment.stack
         time = replace(stack.time, issue=0.0)
         return replace(self, deployment=replace(self.deployment, stack=replace(stack, time=time)))
@@ -197,7 +197,7 @@ class Passes:
         return self._per_token(_tokens(tokens, None if self.deployment.dp == 1 else 0.0))
 
     def routed(self, tokens: Array) -> Array:
-        """Return the cost of experts over the tokens of several ranks.
+        """Return the extra cost of experts that a pass has for the tokens of all ranks.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class Passes:
         Returns
         -------
         array
-            As ``measure`` counts it; 0 for a single rank. [s]
+            Cost with experts minus that without; 0 if there is one rank. [s]
         """
         if self.deployment.dp == 1:
             return np.zeros(tokens.shape)

@@ -73,15 +73,20 @@ def choose_limits(deployment: Deployment) -> tuple[int, int]:
 
 
 def choose_admission(deployment: Deployment) -> str:
-    """Return what memory must be free for a prompt to begin if an engine is not told.
+    """Choose what must fit in memory before an engine starts a prompt, by its default.
 
-    TensorRT-LLM never evicts a request unless told otherwise: it begins only if its prompt and its
-    longest answer fit beside those of all running requests [1]_. Other engines begin a prompt that
-    fits, and preempt.
+    TensorRT-LLM never evicts a request unless told otherwise: it starts a prompt only if its
+    longest answer fits too, beside those of all running requests [1]_. Other engines start a prompt
+    that fits, and preempt requests later.
 
     Parameters
     ----------
     deployment : model, machine and software.
+
+    Returns
+    -------
+    str
+        ``request`` or ``prompt``.
 
     References
     ----------

@@ -26,10 +26,18 @@ REFUSAL_REASONS = ("context", "cache")
 
 
 class Longest(NamedTuple):
-    """Length of the longest request that a replica accepts, by limiting reason."""
+    """Length of the longest request that a replica accepts, by limiting reason.
 
-    context: int  # prompt and answer [tokens]
-    cached: int  # that the memory of an idle replica holds [tokens]
+    Attributes
+    ----------
+    context
+        Most prompt and generated tokens by the engine's context length. [tokens]
+    cached
+        Most tokens that the KV cache of an idle replica holds. [tokens]
+    """
+
+    context: int
+    cached: int
 
 
 def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None) -> Longest:

@@ -253,18 +253,18 @@ def replica_records(replicas: int, rules: Rules) -> Records[Replica]:
 def pool_records(
     sizes: list[int], different: int, parts: int = 1
 ) -> tuple[Records[Pool], Records[Entry], NDArray[np.int32]]:
-    """Make empty pools of blocks.
+    """Make empty pools of KV blocks, in the numbers that replicas have.
 
     Parameters
     ----------
-    sizes : entries of each pool at most.
-    different : ids that are looked for.
-    parts : KV blocks of a block of the trace, which are mostly one entry on a GPU.
+    sizes : most entries of each pool.
+    different : number of different block ids that are looked up.
+    parts : KV blocks per block of the trace, which a GPU pool mostly keeps as one entry.
 
     Returns
     -------
     tuple of records
-        The pools, their entries and their buckets.
+        The pools, their entries and their hash buckets.
     """
     size = np.array(sizes, np.int64)
     blocks = np.array(size)

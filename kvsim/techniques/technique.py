@@ -86,12 +86,12 @@ class Layers:
 
 @frozen
 class Technique:
-    """A composition for every layer, and drafting for all of them.
+    """A KV-cache technique: a composition for each layer, and drafting for all of them.
 
     Parameters
     ----------
-    layers : ranges in order that do not overlap.
-    whole : terms of the whole model beside them: drafting.
+    layers : ranges of layers with their composition, in order and without overlap.
+    whole : terms that hold for the whole model, such as drafting.
     """
 
     layers: tuple[Layers, ...]

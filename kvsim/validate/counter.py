@@ -108,7 +108,13 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Fused:
-    """Kernels launched past PyTorch, whose dispatcher does not see them."""
+    """Count kernels that are launched without PyTorch's dispatcher, such as Triton's.
+
+    Attributes
+    ----------
+    launched
+        Number of such kernels so far, in this process.
+    """
 
     launched: ClassVar[int] = 0
 
@@ -338,12 +344,16 @@ class OpRecord:
         return self
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
-        """Note which pairs of a query and a key are seen: only these count.
+        """Note how many pairs of a query and a key the op computes.
+
+        Pairs that a mask hides are not counted.
 
         Parameters
         ----------
+        queries, keys
+            Numbers of queries and of keys per sequence.
         seen
-            A mask that is true where a key is seen, or the name of a usual pattern.
+            Mask that is true where a query sees a key, or ``all``, ``causal`` or ``later``.
         """
 
     def computes(self, flops: int) -> None:

@@ -115,17 +115,21 @@ def planned(needed: int) -> Iterator[None]:
 
 
 def check_host_memory(needed: int, what: str, free: Callable[[], int] = available_memory) -> None:
-    """Refuse to pin what the host does not have: being killed for it cannot be caught.
+    """Refuse to pin more host memory than is free, as the system would kill the process.
 
     Parameters
     ----------
+    needed
+        Memory to pin. [B]
+    what
+        Purpose of the memory, which begins the message.
     free
-        Measures the host's free memory. [B]
+        Function that measures the host's free memory. [B]
 
     Raises
     ------
     InputError
-        Saying what is needed and what is free.
+        If it is not enough; the message says what is needed and what is free.
     """
     there = free()
     if needed > PINNED_SHARE * there:

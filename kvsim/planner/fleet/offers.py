@@ -186,14 +186,14 @@ class Configuration:
 
 
 def count_replicas(count: int, name: str) -> str:
-    """Write how many replicas of a name: ``4 x l40s``, or ``1 replica of 2 h100``.
+    """Write a number of replicas with their name: ``4 x l40s``, or ``1 replica of 2 h100``.
 
     Parameters
     ----------
     count
-        How many.
+        Number of replicas.
     name
-        Of one of them, as ``Configuration.name`` writes it.
+        Name of one replica, as ``Configuration.name`` writes it.
     """
     if not name.partition(" ")[0].isdigit():
         return f"{count} x {name}"

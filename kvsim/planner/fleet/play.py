@@ -185,7 +185,20 @@ class Played:
     def good_share(
         self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
     ) -> float | None:
-        """Share of the requests that end and are within both targets; None if there are none."""
+        """Compute the share of requests that end and meet both latency targets, 0 to 1.
+
+        Parameters
+        ----------
+        targets
+            Limits on TTFT and TPOT.
+        rows
+            Mask of the requests that count; None for all.
+
+        Returns
+        -------
+        float or None
+            The share; None if there are no requests.
+        """
         ttft, tpot = targets.list_limits(self.prompt)
         good = np.isfinite(self.latency) & ~((self.ttft > ttft) | (self.tpot > tpot))
         good = good if rows is None else good[rows]
@@ -251,7 +264,18 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
 
 
 def serve(requests: Requests, configuration: Configuration, count: int) -> Outcome:
-    """Play a trace on equal replicas."""
+    """Simulate a trace on a number of equal replicas.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    configuration
+        Cost model of a replica, how requests are routed, and the numbers of prefill and decode
+        engines of a replica if these are apart.
+    count
+        Number of replicas.
+    """
     one, route = configuration.apart, configuration.route
     if one is None:
         return Outcome(simulate(requests, configuration.costs, count, route))

@@ -106,22 +106,24 @@ class Parts:
 
 @frozen
 class LayerPass:
-    """One forward pass through one layer: the argument of every hook of a technique.
+    """One forward pass through one layer, which every method of a technique's parts receives.
 
     Numbers may be arrays: settings along the first axis, batch and context along the next ones.
     They broadcast against each other.
 
     Attributes
     ----------
-    d : model, machine and software; ``d.shard`` is the part of the model on one GPU.
-    p : batch [sequences], cached context [tokens], new tokens per sequence, whether they are the
-        prompt's, its length and the longest the sequence gets. For ops of the part of the batch
-        that the layer serves at a time, for memory of the whole batch.
-    shape : the kind of the layer: what mixes tokens, its window, its MLP.
-    parts : what the technique says of the layer; ``selection`` to ``drafting`` read it with
-        budgets in tokens.
-    part : the point of one part of the batch, where ``p`` is of the whole.
-    known : what was found of this pass already.
+    d : deployment: model, machine and software; ``d.shard`` is the part of the model on one GPU.
+    p : operating point: batch [sequences], cached context [tokens], new tokens per sequence,
+        whether
+        these are the prompt's, the prompt's length, and the greatest length of a sequence.
+        ``p`` covers the part of the batch that the layer serves at a time; for memory, the whole.
+    shape : kind of the layer: its mixer of tokens, window and MLP.
+    parts : the technique's selection, storage, placement and drafting in this layer, with budgets
+        in
+        tokens.
+    part : operating point of one part of the batch where ``p`` is that of the whole batch.
+    known : values that were computed for this pass already.
     """
 
     d: Deployment

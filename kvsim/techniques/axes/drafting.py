@@ -362,7 +362,7 @@ class Selfdraft(Drafting):
 
 @frozen
 class DraftCache(Selection):
-    """A small draft cache: a ring buffer if it has ``idle`` slots, else it grows."""
+    """A small KV cache for drafts: of fixed size (a ring) with ``idle`` slots, else growing."""
 
     name = "draft cache"
     launches = Launches(draft={"attn": 1})
@@ -376,7 +376,10 @@ class DraftCache(Selection):
         return (RING if self.idle else self.launches,)
 
     def count_kept(self, at: LayerPass) -> Number:
-        """Return the tokens kept: the budget, and generated ones where it grows. [tokens]"""
+        """Return the tokens in the draft cache. [tokens]
+
+        A ring holds at most the budget; a growing cache also holds generated tokens.
+        """
         return np.minimum(at.cached, self.limit(at))
 
     def limit(self, at: LayerPass) -> Number:

@@ -155,7 +155,7 @@ class HostPlacement(Placement):
         return self.weights_alone()
 
     def weights_alone(self) -> Self:
-        """Return this placement of weights and hidden states, with all caches on the GPU."""
+        """Return this placement for weights and hidden states, with all caches on the GPU."""
         own = {"host_share": 0, "values_host": 0, "split": 0, "cpu_share": 0, "cache_disk": 0}
         return replace(self, **own, gpu_layers=0)
 

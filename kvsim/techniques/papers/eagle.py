@@ -113,10 +113,10 @@ class Head(Rounds):
 
 @frozen
 class Tree(Head):
-    """Base: a head whose drafts branch. With a width of 1 they are a chain.
+    """Base class of draft heads whose drafts branch into a tree; with a width of 1 it is a chain.
 
-    Every pass after the first goes on from the ``width`` best tokens; the ``verify`` best of all
-    are checked, in one pass of the model. Acceptance counts along the deepest path.
+    Every pass after the first extends the ``width`` best tokens. The ``verify`` best of all drafted
+    tokens are checked in one pass of the model. Acceptance counts along the deepest path.
     """
 
     width: int = param(1, "branches per draft pass (1: a chain)", low=1, high=32)
@@ -154,7 +154,7 @@ class Tree(Head):
 
     @property
     def verified(self) -> int:
-        """Tokens per sequence in the verifying pass: a chain's, or ``verify``."""
+        """Tokens per sequence that the model checks at a time, its own included."""
         if not self.gamma:
             return 1
         if isinstance(self.verify, str):

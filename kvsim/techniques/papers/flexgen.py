@@ -72,7 +72,7 @@ class Flexgen(Term):
         return (place, *packed_on_host(self.bits))
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """Return the settings to consider; with a drive, also some that use it."""
+        """Return the settings to try; if the machine has a drive, also some that use it."""
         for some in super().options(deployment, prompt, generate):
             yield some
             assert isinstance(some, Flexgen)

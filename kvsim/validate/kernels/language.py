@@ -60,9 +60,14 @@ def jit(kernel: Kernel) -> Kernel:
 
 
 def jit_for_any(*names: str) -> Callable[[Kernel], Kernel]:
-    """``triton.jit`` that compiles once for all values of some integers.
+    """Return a decorator as ``triton.jit`` that compiles once for all values of some integers.
 
     Otherwise Triton compiles a kernel anew for 1 and for multiples of 16.
+
+    Parameters
+    ----------
+    *names
+        Names of the kernel's integer arguments.
     """
     compiled: Callable[[Kernel], Kernel] = triton.jit(do_not_specialize=list(names))
     return compiled

@@ -66,9 +66,21 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
 
 @cache
 def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the levels and borders of a width on a device.
+    """Return the quantisation levels of normal numbers, and the borders between them.
 
-    They are cached, as a copy from the host would wait for the GPU.
+    They are made once per device, as a copy from the host would wait for the GPU.
+
+    Parameters
+    ----------
+    bits
+        Bits per code.
+    device
+        Device of the tables.
+
+    Returns
+    -------
+    tuple of Tensor
+        Levels, (2 ** bits,), and borders, (2 ** bits - 1,).
     """
     table, borders = (torch.tensor(numbers, device=device) for numbers in levels(bits))
     return table, borders

@@ -158,12 +158,12 @@ class TokenRows:
         self.parts = self.split(self.record)
 
     def split(self, record: Tensor) -> list[Tensor]:
-        """Split records into the parts of rows, without a copy.
+        """Split records of host memory into the parts of rows, without a copy.
 
         Parameters
         ----------
         record
-            Records, (slots, sequences, KV heads, width).
+            One record per slot with all parts of a row, (slots, sequences, KV heads, width).
 
         Returns
         -------
@@ -173,12 +173,17 @@ class TokenRows:
         return self.cut(record.permute(1, 2, 0, 3))
 
     def cut(self, rows: Tensor) -> list[Tensor]:
-        """Cut records into the parts of rows, without a copy.
+        """Split the last axis into the parts of a row, such as codes and scales, without a copy.
 
         Parameters
         ----------
         rows
-            Records, (..., width).
+            Records with all parts of a row, (..., width).
+
+        Returns
+        -------
+        list of Tensor
+            Parts, (..., numbers of the part) each, in the part's own format.
         """
         if len(self.widths) == 1:
             return [rows]

@@ -717,9 +717,16 @@ def shares(part: PartialAttention) -> Tensor:
 
 
 def lengths_on(device: torch.device, counts: Sequence[int]) -> Tensor:
-    """Put the counts of every sequence on the device.
+    """Put one count per sequence on the device, as int32.
 
-    Where all are equal they are made there, without a copy.
+    If all counts are equal, the tensor is filled on the device, without a copy from the host.
+
+    Parameters
+    ----------
+    device
+        Device of the result.
+    counts
+        Count of each sequence.
 
     Returns
     -------

@@ -120,10 +120,15 @@ class Summary:
 
 
 def summarise(found: Sequence[Compared]) -> Summary:
-    """Summarise how far predictions are off, and whether they order techniques rightly.
+    """Summarise the error of predictions, and whether they rank techniques correctly.
 
-    Where a CPU has timed its compute thread by that thread's own clock, this is the figure: a
-    machine that others use stretches the wall clock and not this one.
+    If every run has a CPU time of its own compute thread, errors are taken from it, because other
+    users of the machine lengthen the wall clock and not that time.
+
+    Parameters
+    ----------
+    found
+        Comparisons of predicted and measured times, one per run.
     """
     wall = [m for c in found for m in c.whole if m.name in TIMES]
     own = [m for c in found if (m := c.get(OWN_CLOCK))]
