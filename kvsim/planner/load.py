@@ -407,10 +407,10 @@ class RateSearch:
             return 0.0
         else:
             floor = guess * IDLE
-            while high > floor and not meets(low := high / factor):
+            while (low := max(high / factor, floor)) > floor and not meets(low):
+                if high == guess and not meets(floor):
+                    return 0.0
                 high, factor = low, factor**2
-            if high <= floor:
-                return 0.0
         while high / low > step:
             middle = (low * high) ** 0.5
             if meets(middle):

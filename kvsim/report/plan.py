@@ -37,12 +37,12 @@ from kvsim.report.phrases import (
     paste_blocks,
     quality,
 )
-from kvsim.report.plan_service import RUN_IT, list_unused
+from kvsim.report.plan_service import BRIEF_ROWS, MAX_LINES, RUN_IT, count_hidden, list_unused
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss, join_titles, list_engines, phrase_loss
 from kvsim.report.table import Table, disk_column, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Block, Command, Heading
+from kvsim.report.terminal import BLANK, Block, Command, Heading, count_lines
 from kvsim.report.units import rounded, seconds, usd
 from kvsim.techniques.released import SERVERS
 
@@ -99,7 +99,7 @@ def make_result(
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
     compared = _entries(fields)
-    shown, brief = _table(compared, fields), _table(_runnable_first(compared), fields)
+    shown, some = _table(compared, fields), _runnable_first(compared)
     notes = evidence.merge_notes([(row["technique"], row) for row in compared])
     ground = evidence.describe_basis(chosen["basis"])
     not_modelled = f"Not modelled: {'; '.join(fields['not_modelled'])}."
@@ -110,11 +110,16 @@ def make_result(
     hardware = plan.choice.deployment.hardware
     if hardware.price is not None and (jobs or plan.objective == "cost"):
         title += f", {names.describe_price(hardware)}"
-    blocks: list[Block] = [
-        *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
-        *(f"Note{note}" for note in notes),
-    ]
-    more = [*answer.rest(BRIEF), ground, not_modelled, _searched(fields["solver"])]
+    ways = [(len(some), BRIEF), (len(some), 1), (BRIEF_ROWS, 1), (BRIEF_ROWS - 1, 1)]
+    blocks: list[Block] = []
+    for most, sentences in ways:  # the fullest that fits on a screen
+        brief = replace(_table(some[:most], fields), note=count_hidden(len(compared) - most))
+        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences)]
+        if count_lines(blocks) <= MAX_LINES:
+            break
+    more: list[Block] = [shown, BLANK] if brief.note else []
+    more += [*(f"Note{note}" for note in notes), *answer.rest(sentences), ground, not_modelled]
+    more += [_searched(fields["solver"])]
     if pareto:
         fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
         columns = [

@@ -202,11 +202,15 @@ def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
 
     seen: set[tuple[str, str]] = {(rows[0]["gpu"], rows[0]["weights"])}
     some = [row for _, row in sorted(zip(map(order, rows), rows, strict=True), key=lambda x: x[0])]
-    some, left = [row for row in rows if row in some[:most]], len(rows) - most
-    note = f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
+    some = [row for row in rows if row in some[:most]]
     at = _price(plan)
-    note += f" Price of the choice: {at}." if at else ""
+    note = count_hidden(len(rows) - most) + (f" Price of the choice: {at}." if at else "")
     return replace(_table(some, plan), note=note, below=_write_settings)
+
+
+def count_hidden(rows: int) -> str:
+    """Say how many rows of a table only ``--verbose`` shows, if any."""
+    return f"{rows} more {'row' if rows == 1 else 'rows'} with --verbose." if rows > 0 else ""
 
 
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
@@ -667,8 +671,8 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
         Column("requests/s", "requests_per_s", _rate),
         *quantity_columns(output_tok_s=1),
         *_time_columns(),
-        Column("running", "running", _rate, 3),
-        *(quantity_columns(usd_per_million_tokens=5) if at else []),
+        Column("running", "running", _rate, 5),  # which the answer states for the choice
+        *(quantity_columns(usd_per_million_tokens=3) if at else []),
     ]
     return Table(
         columns,
