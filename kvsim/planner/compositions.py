@@ -191,7 +191,7 @@ class CompositionSearch:
 
     @property
     def scored(self) -> list[FoundComposition]:
-        """All that were evaluated and are within the limits."""
+        """Compositions that were evaluated and are within the limits."""
         return [found for found in self._found.values() if found is not None]
 
     def score(self, technique: Technique) -> FoundComposition | None:

@@ -175,16 +175,17 @@ def trace_rate(requests: Requests) -> float:
 
 @frozen
 class ServiceLevel:
-    """What a rate must keep.
+    """Latency targets that a rate has to meet, and how surely.
 
     Attributes
     ----------
     ttft, tpot
-        Targets, infinite where there is none. [s]
+        Targets for a request's first token and for its mean time per further token; infinite where
+        there is none. [s]
     share
-        Of the requests, which must be within both.
+        Share of requests that have to meet both targets, 0 to 1.
     sure
-        Likelihood, over the error of predictions, with which that is so.
+        Probability, given the error of predictions, that this share is reached, 0 to 1.
     """
 
     ttft: float

@@ -113,19 +113,27 @@ def simplest_row(
     between: Callable[[int, int], float],
     inside: float,
 ) -> int:
-    """Of the rows that are as good as the best within the known error, the simplest.
+    """Choose the simplest of the rows that are as good as the best within the prediction error.
 
-    Groups within the error of the best compete: those with the lowest rank win, of these that
-    whose smallest size has clearly the smallest latency, and otherwise the best. Within the group,
-    the smallest size that is as good wins.
+    Groups within the error of the best compete. Those with the lowest rank win. Among them the
+    group wins whose smallest size has clearly the smallest latency, or else the best one. Within
+    that group, the smallest size that is as good wins.
 
     Parameters
     ----------
-    groups : what belongs together, by row; errors within a group nearly cancel.
-    rank : simplicity of a row, equal within a group; lower is simpler.
-    size : what a group's rows differ in, to be small.
-    between : relative error between the groups of two rows.
+    objective : value by row; the smallest is best.
+    latency : latency by row, which decides between groups of equal rank.
+    groups : group of each row; errors within a group nearly cancel.
+    rank : function that returns a row's complexity, equal within a group; lower is simpler.
+    size : size by row, such as the batch, in which the rows of a group differ.
+    rows : rows that compete.
+    between : function that returns the relative error between the groups of two rows.
     inside : relative error within a group.
+
+    Returns
+    -------
+    int
+        The chosen row.
     """
     members: dict[Hashable, list[int]] = {}
     for row in rows:

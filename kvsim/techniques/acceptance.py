@@ -135,13 +135,19 @@ def _by_model(some: Sequence[AcceptanceSummary], drafts: int) -> np.ndarray:
 
 
 def position_shares(first: float, kept: float, drafts: int) -> np.ndarray:
-    """Return the shares of rounds in which draft 1, 2, ... is accepted.
+    """Return the share of rounds in which the first, second, ... draft is accepted.
 
     Parameters
     ----------
     first : chance that the first draft is accepted.
-    kept : factor from the chance of one draft, where all before it were accepted, to the next.
-    drafts : per round. [tokens]
+    kept : factor from a draft's chance to the next one's, each given that those before it were
+        accepted.
+    drafts : drafted tokens per round. [tokens]
+
+    Returns
+    -------
+    array
+        Share of rounds by draft, 0 to 1. (drafts,)
     """
     return np.cumprod(np.minimum(first * kept ** np.arange(drafts), 1.0))
 
@@ -190,12 +196,17 @@ class Positions:
     spreads: tuple[float, ...] = ()
 
     def likely_rate(self, gamma: int) -> float:
-        """Compute accepted over drafted tokens that nine in ten models and texts reach.
+        """Compute the share of drafted tokens that nine in ten models and texts reach or exceed.
 
         Parameters
         ----------
         gamma
             Drafted tokens per round. [tokens]
+
+        Returns
+        -------
+        float
+            Accepted over drafted tokens, 0 to 1.
         """
         if not gamma or not self.spreads:
             return self.rate(gamma)

@@ -280,7 +280,7 @@ class Term:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values of all parameters by their names."""
+        """Values of all settings by their names."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:

@@ -146,7 +146,13 @@ class TopHostValues(HostValues):
 
     @classmethod
     def of_run(cls, layer: Values) -> "TopHostValues":
-        """Return the object that all layers of the run share, with ``layer`` added to it."""
+        """Add a layer to the object that all layers of the run share, and return that object.
+
+        Parameters
+        ----------
+        layer
+            The layer's cache, whose values are in host memory.
+        """
         run = layer.run
         lanes = run.transfers(layer.layer)
         found = run.shared(

@@ -116,7 +116,10 @@ class DraftRing(RingCache):
 
 
 class DraftSnapkv(Snapkv):
-    """SnapKV's choice for drafts: they need not be right, so that windows do not matter to them."""
+    """Cache of drafts that keeps the prompt tokens that SnapKV chooses.
+
+    Drafts are verified, so that sliding windows of the model need not be kept.
+    """
 
     def refuse_windows(self) -> None:
         """Ignore the layer's sliding window: drafts see all tokens that are kept."""

@@ -51,7 +51,7 @@ class Quantspec(SelfDrafter):
     """Drafts by the model itself, with narrower weights and the upper halves of its own cache."""
 
     def ready(self) -> None:
-        """Set every layer's store to give drafts the upper halves alone, if ``reads`` says so."""
+        """Let drafts read only the upper halves of packed numbers, if ``reads`` is ``upper``."""
         for layer in self.run.layers:
             if self.reads == "upper" and isinstance(layer.kv, Hierarchical):
                 layer.kv.drafts_read_upper = True
@@ -119,7 +119,7 @@ class Hierarchical(PackedStore):
         return 2 * self.half - (tokens - self.packed_keys(tokens))
 
     def commit(self, before: list[int], after: list[int]) -> None:
-        """Lines 24 to 27: pack C_F1 where C_F2 is full, now that drafts are verified."""
+        """Pack the older buffer C_F1 if C_F2 is full, once drafts are verified (lines 24 to 27)."""
         counts = enumerate(zip(before, after, strict=True))
         full = [i for i, (old, new) in counts if self.packed_keys(new) > self.packed_keys(old)]
         if full:

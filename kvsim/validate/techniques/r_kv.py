@@ -59,7 +59,7 @@ class RKv(EvictingCache):
         self.keep(keys, values, torch.where((ends > self.kept)[:, None, None], index, first))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Append, attend, and cut what is full."""
+        """Store the new token, attend, and evict tokens when the cache is full."""
         held = self.stored_tokens(list(step.starts))
         slots = torch.tensor(held, device=queries.device)[:, None]
         alike = held[0] if min(held) == max(held) else None

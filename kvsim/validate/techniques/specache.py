@@ -49,12 +49,18 @@ class Specache(Drafter):
     guess: Tensor  # T'_{t+1} of every sequence (batch,)
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Algorithm 2; the first round computes T_1 again."""
+        """Guess the token after the first one, in a pass over the first (algorithm 2).
+
+        The first round computes the first token's keys and values again.
+        """
         logits = generation.forward(generation.last[:, None], "between")
         self.guess = generation.choose(logits[:, 0])
 
     def decode_round(self, generation: RunningGeneration) -> None:
-        """Algorithm 3: both tokens in one pass, of which the first one's successor is kept."""
+        """Decode the newest token and the guessed one in a single pass (algorithm 3).
+
+        The newest token's successor is emitted. The guess's successor is the next guess.
+        """
         logits = generation.forward(torch.stack([generation.last, self.guess], 1), "decode")
         chosen = generation.choose(logits)  # T_{t+1} and T'_{t+2}
         self.guess = chosen[:, 1]
@@ -177,7 +183,10 @@ class Pairs(LayerCache):
         self._arrived = self.host.stored
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Algorithm 1: C' = Quant(C), Offload(C), the copy beside the next layer's compute."""
+        """Pack the prompt, and copy it in full precision to the host (algorithm 1).
+
+        The copy runs beside the next layer's compute.
+        """
         super().store_prompt(keys, values)
         if self.chosen:
             self.host.store_prompt(keys, values, self.prompt)

@@ -51,7 +51,7 @@ class Streamingllm(RingCache):
             self.sinks[:, :, : self.prompt] = keys[:, :, : self.sink]
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Replace the oldest recent token, turn the sinks, attend to the whole cache."""
+        """Replace the oldest recent token, rotate the sinks' keys, and attend to all slots."""
         if self._turning is not None and step.length > self.budget:
             self._turning.turn(self, step)
         span = self.slot_range(step)
