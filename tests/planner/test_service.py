@@ -119,3 +119,33 @@ def test_blocks_of_weights_are_not_cut_by_tensor_parallelism(offline: bool) -> N
         kvsim.plan(gpu="h200", offline=offline, **asked)
     with pytest.raises(InputError, match="192 columns of each expert"):
         kvsim.capacity(gpus="h200", rate=1, **asked)
+
+
+def test_fewer_sequences_at_once_carry_more_where_prompts_of_others_delay_decoding() -> None:
+    asked = {"stack": "sglang", "prompt": 2048, "generate": 64, "tpot": "20ms"}
+    found = plan("nemotron-nano-9b-v2", gpu="a100-80g", **asked)
+    own = ServiceSearch(found.question).play(found.choice.candidate)
+    assert own is not None and found.choice.value > 1.2 * own.value
+    assert found.choice.carried.costs.rules.max_seqs < own.carried.costs.rules.max_seqs
+
+
+def test_another_layout_and_narrower_weights_are_rows_with_their_reasons() -> None:
+    told = kvsim.plan(model="llama3.1-8b", gpu="h100", tp=2).fields
+    rows = {row["standing"]: row for row in told["alternatives"][:2]}
+    assert rows["or"]["reason"].startswith("2 replicas with a GPU each: ")
+    assert rows["or"]["replicas"] == 2 and rows["or"]["gpus"] == told["load"]["gpus"]
+    narrower = told["narrower_weights"]
+    assert rows["needs --weights fp8"]["reason"].startswith("--weights fp8: ")
+    assert narrower["weights"] == "fp8"
+    assert narrower["requests_per_s"] > told["load"]["requests_per_s"]
+
+
+def test_a_target_that_a_request_alone_nearly_misses_is_said_to_leave_no_room() -> None:
+    usual = plan(gpu="h100", only="full")
+    alone = ServiceSearch(usual.question).times_alone(usual.choice.candidate)["tpot"]
+    target = f"{1055 * alone:.3g}ms"
+    told = kvsim.plan(model="llama3.1-8b", gpu="h100", only="full", tpot=target)
+    barely = told.fields["barely_met"]
+    assert barely["target"] == "tpot" and barely["alone"] == pytest.approx(alone, rel=1e-6)
+    assert barely["per_s"] > 2 * told.fields["load"]["requests_per_s"]
+    assert "leaves almost no room for load" in told.answer.changes[0]
