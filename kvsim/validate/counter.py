@@ -325,7 +325,13 @@ class Count:
             self.move(channel, moved)
 
     def times(self, factor: float) -> "Count":
-        """Multiply FLOPs, bytes and launches by how often they happen."""
+        """Return the count for several runs of the same ops.
+
+        Parameters
+        ----------
+        factor
+            Number of runs, by which FLOPs, bytes and launches are multiplied.
+        """
         moved = {channel: factor * n for channel, n in self.bytes.items()}
         return Count(factor * self.flops, moved, launches=factor * self.launches)
 

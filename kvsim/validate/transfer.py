@@ -32,14 +32,14 @@ PINNED_SHARE = 0.8  # of the host's free memory that a run may pin
 
 
 class HostArena:
-    """Pinned memory of one run, in one mapping as large as was planned.
+    """Pinned host memory of one run, as a single mapping of the planned size.
 
-    What the plan does not know gets a mapping of its own. PyTorch's pinned memory takes the next
-    power of two of every tensor, and is never given back.
+    Memory beyond the plan gets mappings of its own. PyTorch's own pinned memory would round every
+    tensor up to a power of two, and never be given back.
 
     Parameters
     ----------
-    planned : what all homes take together. [B]
+    planned : size of all tensors in host memory together. [B]
     """
 
     def __init__(self, planned: int = 0) -> None:
@@ -69,7 +69,7 @@ class HostArena:
         return home.view(shape)
 
     def leave(self) -> None:
-        """One who uses it has ended; with the last one nothing is pinned any more."""
+        """Count a user of the memory less; when the last one leaves, unpin and free all of it."""
         self.users -= 1
         if self.users > 0:
             return

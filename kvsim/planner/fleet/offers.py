@@ -82,25 +82,26 @@ class Schedule:
 
 @frozen
 class Configuration:
-    """A replica: GPUs with a model, a technique and an engine's limits.
+    """One replica: its GPUs with a model, a technique and an engine's limits.
 
-    Where prefill and decode are apart, the smallest whole of engines that do either is a replica.
+    If prefill and decode run on separate engines, a replica is the smallest set of both.
 
     Attributes
     ----------
     costs
-        Step costs of the technique there.
+        Step costs of the technique on these GPUs.
     gpu
         Name of the GPU, as `kvsim gpus` lists it.
     price, reserved
-        Of the whole replica, on demand and with a commitment; infinite where there is none. [USD/h]
+        Price of the whole replica on demand, and with a commitment; infinite if not offered.
+        [USD/h]
     power
-        Rated power of its GPUs; infinite where it is unknown. [W]
+        Rated power of its GPUs; infinite if not known. [W]
     apart
-        Its engines that read prompts and those that decode; None if each does both.
+        Numbers of engines that prefill and that decode; None if each does both.
     route
-        How requests find one of several equal replicas, as `--route` takes it; empty: as engines'
-        routers do.
+        Name of the rule that assigns requests to replicas, as `--route` takes it; empty for that of
+        the engine's router.
     """
 
     costs: StepCosts
@@ -133,7 +134,7 @@ class Configuration:
 
     @property
     def rent(self) -> float:
-        """The lower of its prices. [USD/h]"""
+        """Price on demand or with a commitment, whichever is lower. [USD/h]"""
         return min(self.price, self.reserved)
 
     @property

@@ -61,7 +61,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """Counts and kinds of replica."""
+        """Name of the fleet: the number and the kind of its replicas, joined by ``+``."""
         counted = zip(self.replicas, self.kinds, strict=True)
         return " + ".join(count_replicas(int(n), x.name) for n, x in counted if n)
 

@@ -155,13 +155,23 @@ def quantise_plainly(
     where: Levels = "ends",
     hierarchical: bool = False,
 ) -> Store:
-    """Quantise without a kernel: its oracle, and what a CPU runs block by block.
+    """Quantise numbers with PyTorch's own ops, as the kernels do; they are tested against it.
 
     Parameters
     ----------
+    numbers
+        Keys or values, (batch, KV heads, tokens, head dim).
+    bits
+        Bits per code.
+    group
+        Tokens or channels that share a scale.
+    by
+        Whether scales are per ``channel`` (and group of tokens) or per ``token``.
     where
         Where levels lie: at the ``ends`` or ``centres`` of steps, or from a multiple of the scale
         (``grid``).
+    hierarchical
+        Whether to store four more bits of the error of each code.
     """
     parts = grouped(numbers, group, by)
     along = -2 if by == "channel" else -1

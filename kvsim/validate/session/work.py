@@ -165,7 +165,19 @@ def compile_kernels(device: str, state: SessionState, form: Form) -> Result:
 
 
 def kernels(device: str, state: SessionState, form: Form, name: str) -> Result:
-    """Compare a kernel with its plain twin; over few cases on a CPU and in the short form."""
+    """Compare a kernel's results with those of PyTorch's own ops, case by case.
+
+    Parameters
+    ----------
+    device
+        Name of the device; on ``cpu`` few cases run.
+    state
+        State of the session, which is not used.
+    form
+        Form of the session; ``short`` runs few cases.
+    name
+        Name of the kernel.
+    """
     from kvsim.validate.kernels.language import interpreter_fault
     from kvsim.validate.machine import find_device
 
