@@ -111,8 +111,8 @@ class ServedRequests:
                     f"{MOST_REQUESTS:,}; --scale clock plays the same requests faster"
                 )
             print_once(
-                "--rate: multiplies the trace's clients over the same time; --scale clock speeds "
-                "up or slows down its clock instead"
+                "a higher rate means more clients in the same time; with --scale clock, the same "
+                "requests arrive faster or slower instead"
             )
             some = scale_clients(self.requests, rate)[0]
             if not len(some):
@@ -230,7 +230,12 @@ def _draw(inputs: Inputs) -> ServedRequests:
     rate, users = _rates(inputs), inputs.users or 0
     if bool(rate) == bool(users):
         wrong = "both are given; expected one of them" if users else "neither is given"
-        raise InputError(f"--rate and --users: {wrong}; give --rate 5 or --users 200 --think 20s")
+        unsaid = [name for name in LENGTHS if name not in inputs.given]
+        defaults = options_of("plan")
+        also = "".join(f"; --{name} is {defaults[name].default} unless given" for name in unsaid)
+        raise InputError(
+            f"--rate and --users: {wrong}; give --rate 5 or --users 200 --think 20s{also}"
+        )
     if users and inputs.think is None:
         raise InputError(
             "--users: the think time is missing; add it, such as --think 20s, or 0s for a server "
@@ -300,10 +305,12 @@ def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
         for name, length in zip(LENGTHS, _lengths(inputs), strict=True)
         if length.kind == "mean"
     ]
+    both = len(spread) > 1
+    means, equal = ("these means", "the mean lengths") if both else ("this mean", "the mean length")
     if spread and inputs.lengths is None:
         said.append(
-            f"{' and '.join(spread)}: lengths vary around that mean as in sample:chat, up to the "
-            f"model's context of {w.longest:,} tokens; --lengths equal gives all the same length"
+            f"{' and '.join(spread)}: lengths vary around {means} as in sample:chat, up to the "
+            f"model's context of {w.longest:,} tokens; --lengths equal gives every request {equal}"
         )
     if w.users:
         said.append(f"users think {w.think:g} s on average before the next request")

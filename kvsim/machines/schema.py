@@ -160,7 +160,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     groups = [own, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
         faults.append(
-            InputError(f"{display(file)}: {key} is missing; add it{_example(key, schema)}")
+            InputError(f"{display(file)}: '{key}' is missing; add it{_example(key, schema)}")
         )
     if isinstance(sources, dict):
         for key, text in sources.items():
@@ -333,7 +333,7 @@ def _example(key: str, schema: Schema) -> str:
     if key in schema.numbers:
         return f" as a number {schema.numbers[key].expected}, with its source"
     choices = (schema.choices or {}).get(key)
-    return f" as one of {', '.join(choices)}" if choices else " as a text"
+    return f" as one of {', '.join(choices)}" if choices else " as a string"
 
 
 LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")

@@ -399,8 +399,8 @@ class PlanRemedy:
         return self.gives
 
     def __str__(self) -> str:
-        """A clause: the options, and what they give."""
-        return f"{self.option} ({self.outcome})"
+        """The options, and what they give."""
+        return f"With {self.option}: {self.outcome}"
 
     @property
     def outcome(self) -> str:
@@ -415,7 +415,7 @@ class PlanRemedy:
         batch, rate = float(p.batch[0]), format_number(float(p.output_tok_s[0]))
         name = "full KV" if p.technique.name == FULL else technique_label(p.technique)
         count = f" on {p.deployment.gpus} GPUs" if p.deployment.gpus > 1 else ""
-        return f"{name} at batch {batch:.0f}: {times}, {rate} tok/s{count}"
+        return f"{name} at batch {batch:.0f}, {times}, {rate} tok/s{count}"
 
 
 class NoPlanError(InfeasibleError):

@@ -166,7 +166,7 @@ def pool_scores(scores: Iterable[Score]) -> list[Pooled]:
         loss = sum(s[7] * s[5] for s in some) / weight
         error = sqrt(sum((s[7] * s[6]) ** 2 for s in some)) / weight
         least, worst = max((s[5] - UPPER * s[6], s[8]) for s in some)
-        sources = " ".join(sorted({s[9] for s in some}))
+        sources = "; ".join(sorted({s[9] for s in some}))
         rest = round(weight), len(some), least, worst, sources
         found.append(Pooled(model, attention, part, form, kind, loss, error, *rest))
     return found
@@ -239,7 +239,7 @@ def _bound_kind(own: Sequence[Pooled], others: Sequence[Pooled]) -> LossBound | 
         assert prior is not None
         loss, variance = prior
     doubt = max(((p.least, p.worst) for p in own), default=(-1.0, ""))
-    sources = " ".join(dict.fromkeys(s for p in used for s in p.source.split()))
+    sources = "; ".join(dict.fromkeys(s for p in used for s in p.source.split("; ")))
     return LossBound(
         loss,
         loss + UPPER * sqrt(variance),
@@ -337,6 +337,11 @@ class Evidence:
         return self.high if self.high == self.high else self.loss
 
     @property
+    def most(self) -> float:
+        """Upper end of the interval to print: scores and facts cannot fall by more than all."""
+        return self.high if self.unit == PERPLEXITY else min(self.high, 1.0)
+
+    @property
     def column(self) -> float:
         """Loss to compare with a limit: the upper bound; 0 if lossless, infinite if unknown."""
         if self.kind == "lossless":
@@ -349,7 +354,7 @@ class Evidence:
             return "same tokens as full-precision KV"
         if self.kind == "none":
             return f"no evidence: {self.missing}"
-        shares = (f"{100 * share:.1f}" for share in (self.low, self.loss, self.high))
+        shares = (f"{100 * share:.1f}" for share in (self.low, self.loss, self.most))
         low, loss, high = (text.replace("-0.0", "0.0") for text in shares)
         told = f"{loss} %"
         told += f" (95 % interval {low} to {high} %)" if self.high > self.low else ""

@@ -300,10 +300,10 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
-    what = f"the trace's {format_number(rate, 3)} requests per second"
+    what = f"{format_number(rate, 3)} requests per second"
     if not q.traffic.requests.duration:
-        what = "the trace, which arrives all at once,"
-    does = f"In simulation it {meets}{part} {what} with {times}."
+        what = "requests that arrive all at once"
+    does = f"In simulation the recommended fleet {meets}{part} {what} with {times}."
     ways = (
         [rent, who, f"{sure}{safer}."],
         [rent, who, f"{sure}."],

@@ -327,6 +327,13 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
     ]
 
 
+ONLY_STACK = (
+    " from the machines on which the stack was calibrated, as this hardware profile was not "
+    "measured on any of them"
+)
+OTHER_MACHINES = " from other cards, or read from the engine's code"
+
+
 def describe_basis(basis: Row) -> str:
     """Describe the hardware profile and the stack that a result is based on.
 
@@ -341,6 +348,9 @@ def describe_basis(basis: Row) -> str:
         One sentence, with the held-out error of the stack.
     """
     kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
+    if kind == "carried over":
+        only_stack = basis["stack"].endswith("(calibrated)")
+        kind += ONLY_STACK if only_stack else OTHER_MACHINES
     why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
         f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "

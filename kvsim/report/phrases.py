@@ -79,7 +79,7 @@ def describe_times(row: Row, rate: str = "") -> str:
     str
         A clause.
     """
-    parts = [f"TTFT {_format_time_range(row, 'ttft_s')}"]
+    parts = [f"TTFT {_format_time_range(row, 'ttft_s', '80 % interval ')}"]
     if row["tpot_s"]:
         parts.append(f"TPOT {_format_time_range(row, 'tpot_s')}")
     rate = rate or comparison_key(row)
@@ -87,12 +87,12 @@ def describe_times(row: Row, rate: str = "") -> str:
     return ", ".join(parts)
 
 
-def _format_time_range(row: Row, name: str) -> str:
+def _format_time_range(row: Row, name: str, what: str = "") -> str:
     told = units.seconds(row[name])
     known = row["ranges"].get(name)
     if known is None:
         return told
-    return f"{told} ({units.seconds_range(known['low'], known['high'])})"
+    return f"{told} ({what}{units.seconds_range(known['low'], known['high'])})"
 
 
 def describe_memory(row: Row) -> str:

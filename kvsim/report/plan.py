@@ -444,7 +444,7 @@ def _describe_nearest(near: PlanRemedy) -> str:
     also = _behind(p, " with ")
     batch = units.integer(number(p.batch))
     return (
-        f"Nearest plan, with {near.option}: {what} on {on}, batch {batch}{also}: "
+        f"Nearest plan, with {near.option}: {what} on {on} at batch {batch}{also}: "
         f"{_describe_times(p)}{caution}."
     )
 
@@ -452,15 +452,17 @@ def _describe_nearest(near: PlanRemedy) -> str:
 def _run(plan: ChosenPlan) -> str:
     p = plan.choice
     d = p.deployment
-    memory = f"{units.size(number(p.gpu_bytes))} of {units.size(d.hardware.gpu_memory)}"
+    used, whole = units.size(number(p.gpu_bytes)), units.size(d.hardware.gpu_memory)
+    used = used.removesuffix(" GiB") if whole.endswith(" GiB") else used
+    memory = f"{used} of {whole} of GPU memory"
     also = _behind(p, " and ")
     batch = units.integer(number(p.batch))
     name = label(p.technique)
     count = f"{d.gpus} x " if d.gpus > 1 else ""
     machine = f"{count}{d.hardware.name} with {d.weights} weights"
-    lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
+    lead = "Run" if list_engines(p) else "The best is"  # what no engine has cannot simply be run
     lead = "At once, the best is" if plan.waves is not None else lead
-    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {machine}, batch {batch}"
+    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {machine} at batch {batch}"
     each = " each" if d.gpus > 1 else ""
     cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
     return f"{what}: {_describe_times(p)}{cost}, {memory}{each}{also}."
@@ -589,7 +591,7 @@ def _compared(plan: ChosenPlan, other: Prediction) -> str:
     also = _behind(other, " with ")
     name = SPOKEN.get(other.technique.name, label(other.technique))
     batch = units.integer(number(other.batch))
-    return f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): {told}"
+    return f"With {_change(plan, other.deployment)}: {name} at batch {batch}{also}, {told}"
 
 
 def _more_or_less(plan: ChosenPlan, other: Prediction) -> str:

@@ -271,6 +271,9 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     )
 
 
+MARGIN = " (which allows for prediction errors)"  # why a target is longer than the times predicted
+
+
 def _nearest(near: PlayedOption, option: str) -> str:
     """The plan that is nearest to what was asked for, in a sentence."""
     c = near.carried
@@ -282,7 +285,10 @@ def _nearest(near: PlayedOption, option: str) -> str:
     found = near.candidate.evidence
     run = f"{_run(c)} serves {_rate(c.per_s)} requests/s"
     loss = "" if found.kind == "lossless" else f"; {phrase_loss(found)}"
-    return f"Nearest plan, with {option}: {run}, {', '.join(times)}{loss}."
+    margin = (
+        MARGIN if option.startswith(("--ttft", "--tpot")) and near.carried.asked.sure > 0.5 else ""
+    )
+    return f"Nearest plan, with {option}{margin}: {run}, {', '.join(times)}{loss}."
 
 
 def _answer(plan: ServicePlan) -> Answer:
@@ -438,11 +444,12 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             f"it much; more or faster GPUs{larger} would."
         )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
-        some = "; ".join(
+        some = [
             differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]
-        )
+        ]
         more = len(plan.missing) - MAX_MISSING
-        yield f"No plan meets the targets with {some}{f'; {more} more' if more > 0 else ''}."
+        some += [f"{more} more"] if more > 0 else []
+        yield f"No plan meets the targets with {join_words(some, 'or')}."
 
 
 def _by_target(told: str) -> str:

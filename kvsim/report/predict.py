@@ -464,7 +464,7 @@ def _write_answer(
     at = rows.index(best)
     changes = _changes(rows, found)
     if len(rows) == 1:
-        said = _describe_single_point(best, found[at], changes)
+        said = _describe_single_point(best, found[at])
     elif len(points) == 1:
         said = _compare_techniques(
             rows, best, _note_break_even(rows, found), _as_good(rows, found, at)
@@ -515,7 +515,7 @@ def _find_fastest(rows: Sequence[Row]) -> Row:
     return max(run or fit, key=phrases.compared_rate)
 
 
-def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
+def _describe_single_point(row: Row, prediction: Prediction) -> str:
     what = f"{name_row(row)} on {row['gpu']} at {_describe_load(row)}"
     if row["fits"]:
         limit = phrases.explain_limit(row["bound_by"], row["generate"])
@@ -525,9 +525,7 @@ def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[s
         return verdict(needed, limits or [_note_max_batch(row)])
     memory = f"{phrases.describe_memory(row)}{_note_memory_size(row, prediction)}"
     needed = [f"{what} does not fit: it needs {memory}."]
-    return verdict(
-        [*needed, _note_max_batch(row)], [f"It fits with {change}." for change in changes]
-    )
+    return verdict([*needed, _note_max_batch(row)])
 
 
 def _note_memory_size(row: Row, prediction: Prediction) -> str:

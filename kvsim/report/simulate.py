@@ -437,7 +437,10 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
     hits = best["prefix_hit_share"]
     if hits:
         said.append(f"{units.percent(hits)} of prompt tokens come from the prefix cache.")
-    said.append(f"KV memory peaks at {units.percent(best['kv_peak_share'])}.")
+    peak = f"KV memory peaks at {units.percent(best['kv_peak_share'])}"
+    if full is not None and full is not best:
+        peak = f"With {_spoken(best)}, {peak} (full KV: {units.percent(full['kv_peak_share'])})"
+    said.append(f"{peak}.")
     if len(rows) > 1 and full is best:
         said.append("No other technique is better by more than 1 %.")
     return said

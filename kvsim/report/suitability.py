@@ -14,8 +14,8 @@ from kvsim.techniques.technique import Technique
 KNOWN_BY = {
     "measured": "as measured on this model",
     "expected": "from the losses of its layers, measured on this model",
-    "published": "as published for this model",
-    "published elsewhere": "as published for other models of its kind",
+    "published": "in published tests of this model",
+    "published elsewhere": "in published tests of similar models",
 }
 MAX_TOLD = 3  # losses that a terminal tells
 OF_REQUESTS = {
@@ -223,9 +223,9 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
         return "How much quality it loses is not known."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
     if found.loss <= 0:
-        most = f" (at most {units.percent(found.bound)})" if found.bound > 0 else ""
-        return f"It loses nothing on average{most}, {where}."
-    low, high = (f"{100 * share:.1f}" for share in (found.low, found.high))
+        most = f", {units.percent(found.bound)} at most" if found.bound > 0 else ""
+        return f"No loss on average{most}, {where}."
+    low, high = (f"{100 * share:.1f}" for share in (found.low, found.most))
     known = f"{loss} ({low} to {high} %)" if found.high > found.low else loss
     if found.unit == PERPLEXITY:
         return f"Its perplexity is {known} higher, {where}."

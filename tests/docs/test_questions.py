@@ -30,7 +30,7 @@ def answer(page: str, command: int = -1) -> str:
     return " ".join(" ".join(shown[starts[0] if starts else 0 :]).split())
 
 
-STARTS = ("Run ", "Best is ", "Full KV is ", "A host tier ", "Loading ", "At ", "On ", "Rent ",
+STARTS = ("Run ", "The best is ", "Full KV is ", "A host tier ", "Loading ", "At ", "On ", "Rent ",
           "full on", "offload", "kivi", "kvpr", "quantspec", "Full KV")  # fmt: skip
 
 

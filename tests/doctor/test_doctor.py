@@ -49,7 +49,7 @@ def test_every_fault_of_a_profile(tmp_path: Path) -> None:
         text = text.replace(old, new, 1)
     check(
         faults(tmp_path / "own.toml", text),
-        "memory.gpu_capacity_B is -|memory.host_capacity_GB|memory.host_capacity_B is missing|"
+        "memory.gpu_capacity_B is -|memory.host_capacity_GB|memory.host_capacity_B' is missing|"
         "basis is 3|hbm.bandwith_Bps|hbm.bandwidth_Bps does not say where it comes from",
     )
 

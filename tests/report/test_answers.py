@@ -47,7 +47,7 @@ def test_a_codec_of_stored_prefixes_is_not_said_to_run_nowhere() -> None:
 def test_a_loss_below_zero_is_no_loss() -> None:
     some = Evidence("measured", -0.00012, -0.004, 0.0038, "relative score")
     assert describe_loss(parse("kivi"), some) == (
-        "It loses nothing on average (at most 0.38 %), as measured on this model."
+        "No loss on average, 0.38 % at most, as measured on this model."
     )
 
 

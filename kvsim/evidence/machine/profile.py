@@ -175,7 +175,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
                 sources[key] = "not measured, there is one device: as h2d"
             else:
                 numbers[key] = 0.0
-                sources[key] = "none of its own: kernels' floors hold it"
+                sources[key] = "no latency of its own: the kernels' minimum times include it"
     told = {"basis": "measured", "device": machine.name, "date": today}
     head = {"title": machine.name, **told, "notes": list(machine.notes)}
     return numbers_text(head, numbers, sources)

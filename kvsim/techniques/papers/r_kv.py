@@ -17,9 +17,9 @@ class RKv(Bounded):
 
     Redundancy is a key's mean cosine similarity to the other kept keys, computed for every pair.
 
-    The published gains are no independent test: that decode attention runs in rounds of blocks
-    (``unit_blocks`` of stack hf-fa2) was added after the errors on them had been seen. The numbers
-    of these rounds are FlashAttention 2's own, not fitted.
+    The published gains are no independent test. After its errors on them had been seen, the model
+    was changed: decode attention now runs in rounds of blocks (``unit_blocks`` of stack hf-fa2).
+    The parameters of these rounds come from FlashAttention 2 itself; none is fitted.
 
     References
     ----------
