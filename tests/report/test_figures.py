@@ -46,7 +46,7 @@ FIGURE = re.compile(
     rf"(?=(?:–[\d.,]+)?[ ]?(?:output |decode )?({'|'.join(UNITS)})?(?!\w))?"
 )
 NONE = re.compile(
-    r"80 %\s+interval|r"NVIDIA [\w ]*GB|p90 [\d,]+|20\d\d(?:-\d\d)*|at most [\d.]+ \w+"
+    r"80 %\s+interval|NVIDIA [\w ]*GB|p90 [\d,]+|20\d\d(?:-\d\d)*|at most [\d.]+ \w+"
     r"|(?:[\d.]+,?\s+and\s+)?[\d.]+\s+times(?:\s+\w+\s+load)?"
     r"|of [\d.]+ GiB|> 99 %|[+-]\d+ %|\d+ % (?:more|fewer)|\([-\d.]+\s+to\s+[\d.]+\s+%\)"
 )
