@@ -161,7 +161,7 @@ def make_result(
         kept = Column("kept", "kept_share", units.percent)
         rate = Column("requests/s", "requests_per_s", lambda x: units.format_number(x, 3))
         tables.append(Table([rate, kept, *_time_columns()], points))
-        blocks += [BLANK, "Times at lower request rates, if predictions are exact:", tables[-1]]
+        blocks += [BLANK, "Times by request rate, without the error margin:", tables[-1]]
 
     def draw() -> "list[Chart]":
         from kvsim.report.plan_charts import draw_service  # loaded where a page is asked for
@@ -283,7 +283,7 @@ def _nearest(near: PlayedOption, option: str) -> str:
         if found["p90"]
     ]
     found = near.candidate.evidence
-    run = f"{_run(c)} serves {_rate(c.per_s)} requests/s"
+    run = f"{_run(c)} serves at least {_rate(c.per_s)} requests/s"
     loss = "" if found.kind == "lossless" else f"; {phrase_loss(found)}"
     margin = (
         MARGIN if option.startswith(("--ttft", "--tpot")) and near.carried.asked.sure > 0.5 else ""
@@ -294,7 +294,7 @@ def _nearest(near: PlayedOption, option: str) -> str:
 def _answer(plan: ServicePlan) -> Answer:
     c, found = plan.choice.carried, plan.choice.candidate.evidence
     d, technique, money = c.deployment, label(c.technique), [_money(plan)]
-    exact = f"Without the margin for prediction errors: {_rate(plan.stretch)} requests/s."
+    exact = f"Without the error margin: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
         [_sentence(plan), plan.question.load.caution, *(money if asked else [])],
@@ -432,7 +432,8 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         yield f"{looser} would raise the rate: {', '.join(sorted(told, key=_by_target))}."
     if plan.fills_cache:
         yield (
-            "KV cache memory limits the rate: more GPUs, or narrower weights or caches, raise it."
+            "Long requests fill the KV cache at times: more GPUs, or narrower weights or caches, "
+            "would raise the rate."
         )
     elif not (gains or barely or plan.narrower):
         most = plan.choice.candidate.question.workload.batch

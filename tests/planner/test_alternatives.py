@@ -375,7 +375,7 @@ def test_what_loses_too_much_is_told_with_the_loss_that_would_admit_it() -> None
     refused = run("plan", "--model", "llama2-7b", "--gpu", "a6000", "--prompt", "1536", "--only",
                   "kcache", "--max-loss", "0.01")  # fmt: skip
     assert refused.code == 1 and "is known to lose at most 1 %" in refused.err
-    assert "admits kcache:n=32,gpu_layers=1 (loss" in refused.err
+    assert "admits kcache:n=32,gpu_layers=1 (scores lower by" in refused.err
     nothing = run("plan", "--model", "opt-13b", "--gpu", "h100", "--only", "fp8")
     assert "no lossless technique can run here; --lossy admits" in nothing.err
 

@@ -48,7 +48,7 @@ def test_a_clause_without_layers_is_for_drafting_alone() -> None:
 def test_prediction_modules_are_not_invented(model: str, spec: str, lacks: bool) -> None:
     where = Deployment(load_model(model), load_hardware("h200"), load_stack("fused"))
     technique = parse(spec)
-    assert ("prediction modules" in technique.refuses_released(where)) == lacks
+    assert ("no MTP modules" in technique.refuses_released(where)) == lacks
     assert not technique.refuses(where), "a real run may have random modules"
 
 
