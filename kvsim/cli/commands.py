@@ -356,11 +356,15 @@ class CheckedGroup(CheckedHelp, TyperGroup):
     """A group of commands that is a command of its own as well."""
 
 
+QUESTIONS = (
+    "`plan` fills one deployment to the limit of its targets; `capacity` finds the fleet for a "
+    "given load."
+)
 HELP = {
-    "plan": "Choose a technique and its settings for a workload or trace.",
+    "plan": "Choose a technique and its settings for a workload or trace.\n\n" + QUESTIONS,
     "predict": "Predict the latency, throughput and memory of techniques.",
     "simulate": "Replay a request trace under continuous batching.",
-    "capacity": "Find the cheapest fleet that serves a workload within targets.",
+    "capacity": "Find the cheapest fleet that serves a workload within targets.\n\n" + QUESTIONS,
     "sweep": "Compute a grid of points, here or on a Dask cluster.",
     "explore": "Write an interactive page of predictions with sliders.",
     "reproduce": "Compare published or your own measurements with predictions.",

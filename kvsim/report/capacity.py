@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.machines.deployment import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.answer import STRETCH, CapacityAnswer, OtherFleet, WhatIf
+from kvsim.planner.fleet.answer import NO_MEMORY, STRETCH, CapacityAnswer, OtherFleet, WhatIf
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import Configuration, count_replicas
@@ -108,7 +108,7 @@ def make_result(
         more=[
             *_separate([replace(table, title="") for table in (loads, fleets)]),
             BLANK,
-            *(line for line in _list_lines(fields) if line not in fields["assumed"]),
+            *(line for line in _list_lines(fields) if line not in _list_first(fields)),
             *filter(None, [_describe_certainty(fields)]),
             *_describe_break_even(fields),
             _describe_search(fields),
@@ -169,10 +169,11 @@ def _list_lines(fields: Row) -> list[str]:
 
 def _list_first(fields: Row) -> list[str]:
     """Of these lines what a terminal shows unless asked for more: what changes the decision."""
+    assumed = [x for x in fields["assumed"] if x.startswith("Assumed")]
+    reserved, prices = _describe_reserved(fields), _describe_prices(fields)
     return [
-        *fields["assumed"],
-        *filter(None, [_describe_reserved(fields), _describe_prices(fields)]),
-        *filter(None, [_summarize_certainty(fields)]),
+        *(x for x in fields["assumed"] if x not in assumed[1:]),
+        *filter(None, [reserved, prices, _summarize_certainty(fields)]),
     ]
 
 
@@ -300,6 +301,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
+    short = _describe_doubt(answer)
+    rent, tabled = (x.replace(f": {paid}", f"{short}: {paid}") for x in (rent, tabled))
     what = f"{format_number(rate, 3)} requests per second"
     if not q.traffic.requests.duration:
         what = "requests that arrive all at once"
@@ -313,7 +316,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     fit = next(
         way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= MAX_VERDICT_WORDS
     )
-    return verdict(fit, [does])
+    plain = len(answer.used) == 1 and not answer.shortfall and not answer.targets.longer
+    return verdict(fit, [] if plain else [does])  # the lines below say it of a plain fleet
 
 
 def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
@@ -332,6 +336,14 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
         f". {EXACT}, {'up to ' if stretch.changes else ''}{_shorten(stretch.name)} "
         f"({usd(stretch.cost)} per hour) would be enough"
     )
+
+
+def _describe_doubt(answer: CapacityAnswer) -> str:
+    """Say that a fleet may be less sure than asked, by the days that did not choose it."""
+    asked, (_, most) = answer.question.sure, answer.sure.interval
+    if answer.shortfall or answer.sure.likely["both"] >= asked:
+        return ""
+    return f", {'' if most < asked else 'perhaps '}less sure than the {100 * asked:g} % asked"
 
 
 def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
@@ -659,10 +671,18 @@ def _describe_break_even(answer: Row) -> list[str]:
 
 
 def _fleets_table(rows: list[Row]) -> Table:
-    """Other fleets and how much dearer they are."""
+    """Other fleets and how much dearer they are.
+
+    A plainer one of the same price was passed over as it carries larger loads less surely.
+    """
+
+    def name(row: Row) -> str:
+        plainer = row["name"] == NO_MEMORY and round(row.get("dearer", 1.0), 6) == 0
+        return _shorten(row["fleet"] or row["reason"]) + (", carries less" if plainer else "")
+
     columns = [
         text_column("instead", "name"),
-        text_column("fleet", lambda a: _shorten(a["fleet"] or a["reason"])),
+        text_column("fleet", name),
         Column("USD/h", "usd_per_hour", usd),
         Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
     ]

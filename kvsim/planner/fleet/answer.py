@@ -32,6 +32,7 @@ ANSWER_SHARE = 0.35  # of all time until then, about
 TIME_OF, AFTERWARDS = {f"for {x:g} times the load": 4.0 * x for x in OTHER_LOADS}, 3.0
 """Time of comparisons with other loads, and of what follows them, over that of the others."""
 NOTICED = 0.2  # of the probabilities at larger loads together: less may be chance
+LESS_SURE = (0.75, 0.5, 0.0)  # tried in turn where no fleet is as sure as asked
 LOAD_HALVINGS = 7  # of the load that limits allow
 NONE = "none meets the targets"
 ONE_KIND, FULL_KV, STRETCH = "one kind of replica", "full KV", "this trace, times as predicted"
@@ -250,9 +251,11 @@ def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, F
     free = replace(asked, limits=FleetLimits(), schedule=None)
     bound = asked.limits != FleetLimits()
     if not bound or solver.solve(free) is None:
-        targets, shortfall = _reachable_targets(solver, asked)
-        asked = replace(asked, targets=targets)
-        found = solver.solve(asked)
+        asked, found, shortfall = _answer_less_surely(solver, asked)
+        if found is None:
+            targets, shortfall = _reachable_targets(solver, asked)
+            asked = replace(asked, targets=targets)
+            found = solver.solve(asked)
         if found is None and asked.sure:  # what one day reaches, not every day does
             asked = replace(asked, sure=0.0)
             found = solver.solve(asked)
@@ -280,6 +283,25 @@ def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, F
         reason = f"the limits allow a fleet for {100 * low:.0f} % of the trace's load"
         shortfall = f"{shortfall}; {reason}" if shortfall else reason
     return asked, best, shortfall
+
+
+def _answer_less_surely(
+    solver: FleetSolver, asked: FleetQuestion
+) -> tuple[FleetQuestion, Fleet | None, str]:
+    """The fleet where only the probability cannot be met, and why that; None if there is none."""
+    some = (k.choices[0] for k in solver.kinds if asked.only(k.choices[0]))
+    able = any(solver.at_rest(x).measure_excess(asked.targets).both <= 1 for x in some)
+    for sure in (x for x in LESS_SURE if able and x < asked.sure):
+        less = replace(asked, sure=sure)
+        found = solver.solve(less)
+        if found is not None:
+            reached = solver.certainty(found, less, chosen=True).likely["both"]
+            why = (
+                f"no fleet within the limits meets the targets with a probability of "
+                f"{100 * asked.sure:g} %; this one reaches {100 * reached:.0f} %"
+            )
+            return less, found, why
+    return asked, None, ""
 
 
 def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[str, FleetQuestion]:
@@ -383,7 +405,7 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
     targets = asked.targets.changed(lambda x: changed[x.above])
     beyond = max(best.measure_excess(targets).both, 1.0)  # more may miss either than one
     targets = targets.times("ttft", beyond).times("tpot", beyond)
-    why = "; ".join(said) or "no replica meets the targets under load"
+    why = "; ".join(said) or "no fleet that was tried meets the targets"
     return targets, f"{why}; the targets were relaxed"
 
 

@@ -59,6 +59,16 @@ class Fleet:
         used = [x for x, n in zip(self.kinds, self.replicas, strict=True) if n]
         return len(used), max(x.complexity for x in used), max(x.gpus for x in used)
 
+    def rents_as(self, other: "Fleet") -> bool:
+        """Whether another fleet has the same replicas at the same times and price."""
+
+        def rented(fleet: Fleet) -> dict[int, bytes]:
+            columns = zip(fleet.kinds, fleet.running.T, strict=True)
+            return {id(x): n.tobytes() for x, n in columns if n.any()}
+
+        same = abs(self.cost - other.cost) <= 1e-9 * self.cost
+        return same and rented(self) == rented(other)
+
     @property
     def name(self) -> str:
         """Name of the fleet: the number and the kind of its replicas, joined by ``+``."""

@@ -420,14 +420,17 @@ class FleetSolver:
             best = self._paired(kinds, steady, best)
         if asked.schedule is not None:
             best = self._scheduled(kinds, asked, best)
-        if best is not None and not any(best is x for x in self.fleets):
-            self._remember(best, asked)
-        return best
+        return None if best is None else self._remember(best, asked)
 
-    def _remember(self, fleet: Fleet, asked: FleetQuestion) -> None:
-        """Offer a fleet to later questions."""
-        self.fleets.append(fleet)
-        self._load_of[id(fleet)] = asked.load
+    def _remember(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
+        """Offer a fleet to later questions, once; return the one that is known."""
+        known = next((x for x in self.fleets if x is fleet or x.rents_as(fleet)), None)
+        if known is None:
+            self.fleets.append(known := fleet)
+            self._load_of[id(fleet)] = asked.load
+        elif known is not fleet:
+            self._load_of[id(known)] = max(self._load_of[id(known)], asked.load)
+        return known
 
     def _plays_of(self, requests: int, asked: FleetQuestion) -> int:
         """How many plays so many requests are enough for; a few are always made."""
