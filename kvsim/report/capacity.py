@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from kvsim.graph import Array
 from kvsim.machines.deployment import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.answer import NO_MEMORY, STRETCH, CapacityAnswer, OtherFleet, WhatIf
+from kvsim.planner.fleet.answer import (
+    FULL_KV,
+    NO_MEMORY,
+    STRETCH,
+    CapacityAnswer,
+    OtherFleet,
+    WhatIf,
+)
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import Configuration, count_replicas
@@ -47,12 +54,12 @@ ROUTED = {
 }
 """Where each router sends requests."""
 EXACT = "Without the margin for prediction errors"
-MAX_ROWS, MIN_CASES = 5, 2  # of all that a terminal shows; other fleets among them
+MAX_ROWS, MIN_CASES = 4, 1  # of all that a terminal shows; other fleets among them
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
 )
-FULL_KV = re.compile(r" full(?= \+ | \(|,|;|$)")
+FULL = re.compile(r" full(?= \+ | \(|,|;|$)")
 DRAFTING = re.compile(r"\b([\w-]+):\S*?\bgamma=(\d+)[\w.,=-]*")
 DRAFTED = re.compile(r" ([\w-]+) with (\d+) drafts")  # in a fleet, as DRAFTING writes it
 DISAGGREGATED_NOTE = (
@@ -139,7 +146,8 @@ def _list_blocks(fields: Row) -> list[Block]:
     told = EXACT in fields["answer"]  # the fleet for exact predictions, in the verdict
     cases = [x for x in _dearer_cases(fields) if not (told and x["name"] == STRETCH)]
     schedule = _schedule_tables(fields)
-    taken = [fields["fleet"], fields["assumed"], 2 * fields["class_targets"]]
+    taken = [fields["fleet"], fields["assumed"][:1], 2 * fields["class_targets"]]
+    taken += [2 * _describe_shortfall(fields)]
     taken += [table.rows for table in schedule]
     left = max(MAX_ROWS - sum(map(len, taken)), MIN_CASES)
     shown = [_fleet_table(fields), *schedule, _fleets_table(cases[:left])]
@@ -652,7 +660,7 @@ def _wait_of(times: Row, name: str) -> str:
 
 def _shorten(name: str) -> str:
     """Leave out of fleets and replicas that their KV cache is full, and how drafts are made."""
-    return DRAFTING.sub(r"\1 with \2 drafts", FULL_KV.sub("", name))
+    return DRAFTING.sub(r"\1 with \2 drafts", FULL.sub("", name))
 
 
 def _name_one(name: str) -> str:
@@ -677,7 +685,7 @@ def _fleets_table(rows: list[Row]) -> Table:
     """
 
     def name(row: Row) -> str:
-        plainer = row["name"] == NO_MEMORY and round(row.get("dearer", 1.0), 6) == 0
+        plainer = row["name"] in (NO_MEMORY, FULL_KV) and round(row.get("dearer", 1.0), 6) == 0
         return _shorten(row["fleet"] or row["reason"]) + (", carries less" if plainer else "")
 
     columns = [
