@@ -40,6 +40,7 @@ from kvsim.report.result import Result, flatten
 from kvsim.report.suitability import (
     OFFLOAD_NOTE,
     describe_engines,
+    describe_offloaded,
     describe_quality,
     summarize_quality,
 )
@@ -54,11 +55,14 @@ if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
-POOL = "KV pool"  # begins the sentence on what the pool holds
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
+MAX_POOLS = 3  # techniques of which the KV pool is told
 MAX_NOTES = 2  # notes and assumptions that a terminal shows
-OF_BATCHES = "TTFT: whole batch, idle GPU; decode tok/s: batch / TPOT; output tok/s: with prefill"
+OF_BATCHES = (
+    "TTFT: whole batch, idle GPU; decode tok/s: batch / TPOT; output tok/s: with prefill; "
+    "max batch: with all memory in use"
+)
 OF_CLIENTS = (
     "each client sends its next request at once; TTFT: queueing included; tok/s: of all clients"
 )
@@ -148,7 +152,8 @@ def _make_result(
     ranked: bool,
 ) -> Result[list[Prediction]]:
     """Make the answer of ``kvsim predict`` from predictions and their rows."""
-    answer, heading, shown = _write_answer(rows, found, left_out), _title(rows), _table(rows)
+    gains = draft_gains(found)
+    answer, heading, shown = _write_answer(rows, found, left_out, gains), _title(rows), _table(rows)
     labels = short_names([spec(row) for row in rows])
     alone = len({(row["batch"], row["prompt"]) for row in rows}) == 1
     about = [
@@ -156,7 +161,6 @@ def _make_result(
         for r in rows
     ]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
-    gains = draft_gains(found)
     brief = _shorten(answer, found, gains)
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
@@ -211,12 +215,8 @@ def _shorten(answer: Answer, found: Sequence[Prediction], gains: Sequence[Row]) 
     """The answer as a terminal shows it first: without sources, and what the verdict has."""
     quality = list(describe_quality(found))
     measured = [x for x in answer.evidence[len(quality) :] if not x.startswith(INTERVAL)]
-    settings = [
-        line
-        for line in answer.settings[1:]
-        if line != OFFLOAD_NOTE and (len(found) == 1 or not line.startswith(POOL))
-    ]
     names = dict.fromkeys(p.technique.name for p in found)
+    settings = [line for line in answer.settings[1:] if line != OFFLOAD_NOTE]
     (engines,) = [line for line in describe_engines(found) if line != OFFLOAD_NOTE]
     if len(names) > MAX_ENGINES:
         first = [p for p in found if p.technique.name in list(names)[:MAX_ENGINES]]
@@ -456,31 +456,42 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _write_answer(
-    rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]
+    rows: Sequence[Row],
+    found: Sequence[Prediction],
+    left_out: Sequence[str],
+    gains: Sequence[Row],
 ) -> Answer:
     """Answer in words what predictions, one per row, say."""
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
     best = _find_fastest(rows)
     at = rows.index(best)
     changes = _changes(rows, found)
+    released = next(filter(None, map(describe_offloaded, found)), "")
     if len(rows) == 1:
         said = _describe_single_point(best, found[at])
     elif len(points) == 1:
         said = _compare_techniques(
-            rows, best, _note_break_even(rows, found), _as_good(rows, found, at)
+            rows, best, _note_break_even(rows, found), _as_good(rows, found, at), released
         )
     else:
-        said = _describe_grid(rows, best, _note_break_even(rows, found))
+        said = _describe_grid(rows, best, _note_break_even(rows, found), released, gains)
     d, came = found[at].deployment, found[at].load
     fitting = phrases.join_words(changes, "or") if changes else ""
     unfit = [f"{_name_unfit_point(rows)} fits with {fitting}."] if changes else []
-    limits = _limits(best, found[at], len(rows) > 1)
-    limits = [line for line in limits if " ".join(line.split()[:2]) not in said]  # told once
+    beside = {
+        row["notation"]: _limits(row, p, len(rows) > 1)
+        for row, p in zip(rows, found, strict=True)
+        if all(row[key] == best[key] for key in ("batch", "prompt", "generate"))
+    }
+    told = beside if len(beside) <= MAX_POOLS else [best["notation"]]
+    limits = [  # each told once
+        " ".join(x for x in beside[name] if " ".join(x.split()[:2]) not in said) for name in told
+    ]
     return Answer(
         verdict=said,
         figures=figures(best),
         changes=[*unfit, *caveats.slower_kernels(found[at])],
-        settings=[*describe_engines(found), *filter(None, [" ".join(limits)])],
+        settings=[*describe_engines(found), *filter(None, limits)],
         evidence=[
             *describe_quality(found),
             *evidence.list_measurements(d, best["technique"], came),
@@ -560,8 +571,8 @@ def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
         return f"At batch {at}, drafts do not pay at any acceptance rate."
     drafted = ""
     if isinstance(gamma, int | float):
-        drafted = f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
-    return f"At batch {at}, it breaks even at an acceptance rate of {share:.2f}{drafted}."
+        drafted = f" ({gamma:g} per round)"
+    return f"At batch {at}, drafts break even at an acceptance rate of {share:.2f}{drafted}."
 
 
 def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[int]:
@@ -575,7 +586,9 @@ def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[i
     }
 
 
-def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) -> str:
+def _compare_techniques(
+    rows: Sequence[Row], best: Row, accepted: str, as_good: set[int], released: str
+) -> str:
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
@@ -602,6 +615,7 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         )
         needed = [f"Full KV is the best choice on {at}: {phrases.describe_times(full)}."]
         needed += [f"{compare(row)}." for row in ([close] if slow is close else [close, slow])]
+        needed += [released]
         told = phrases.explain_limit(slow["bound_by"], slow["generate"])
         wanted = [told.replace("Limit:", f"Limit of {name_row(slow)}:", 1)]
         return verdict(needed, [accepted, *wanted])
@@ -610,10 +624,14 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     error = f", which is within the prediction error of {names[id(best)]}"
     compared = [f"{compare(r, 'full KV', '')}{error if id(r) in as_good else ''}." for r in others]
     limit = phrases.explain_limit(best["bound_by"], best["generate"])
-    return verdict([f"{told} {phrases.describe_times(best)}.", gain], [accepted, *compared, limit])
+    return verdict(
+        [f"{told} {phrases.describe_times(best)}.", gain, released], [accepted, *compared, limit]
+    )
 
 
-def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
+def _describe_grid(
+    rows: Sequence[Row], best: Row, accepted: str, released: str, gains: Sequence[Row]
+) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
     names = dict.fromkeys(map(name_row, rows))
     fits = sum(row["fits"] for row in rows)
@@ -632,21 +650,31 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     fastest = f"Highest throughput: {name_row(best)} at {where}: {phrases.describe_times(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
-    turn = _turn(rows, list(names))
+    turn = _turn(rows, list(names), gains)
     if turn:
-        return verdict([turn, *filter(None, [accepted]), fastest], [told])
+        return verdict([turn, released, fastest], [accepted, told])
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
     ranked = Counter(name_row(_find_fastest(here)) for here in points.values()).most_common()
     if len(ranked) == 1:
         return verdict(
-            [f"{ranked[0][0]} is fastest at {_all(len(points)).lower()} points.", fastest], [told]
+            [f"{ranked[0][0]} is fastest at {_all(len(points)).lower()} points.", fastest],
+            [*_note_lost_drafts(gains), told],
         )
     (first, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
     said = f"{first} is fastest at {most} of {len(points)} points{shares}."
-    return verdict([said, fastest], [told])
+    return verdict([said, fastest], [*_note_lost_drafts(gains), told])
+
+
+def _note_lost_drafts(gains: Sequence[Row]) -> Iterator[str]:
+    """From which batch on drafts are slower than full KV, for each technique that is."""
+    names = short_names([row["notation"] for row in gains])
+    for row in gains:
+        losing = [int(b) for b, r in row["speedup"].items() if r < 1]
+        if losing:
+            yield f"{names[row['notation']]} is slower than full KV at batch {min(losing):,}."
 
 
 def _all(count: int) -> str:
@@ -654,28 +682,45 @@ def _all(count: int) -> str:
     return "Both" if count == 2 else f"All {count}"
 
 
-def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise."""
+def _turn(rows: Sequence[Row], names: Sequence[str], gains: Sequence[Row]) -> str:
+    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise.
+
+    Drafts are compared at the batches of ``gains``, too: what they gain turns at large ones.
+    """
     axes = [key for key in ("batch", "prompt") if len({row[key] for row in rows}) > 1]
     if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
         return ""
     axis = axes[0]
     base, other = names if names[0] == SPOKEN["full"] else names[::-1]
     speed = {(name_row(r), r[axis]): phrases.compared_rate(r) for r in rows}
-    points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
+    unfit = {row[axis] for row in rows if not row["fits"]}
+    asked = sorted({row[axis] for row in rows} - unfit)
+    if not asked:
+        return ""
+    ratio = {x: speed[other, x] / speed[base, x] for x in asked}
+    if axis == "batch" and base == SPOKEN["full"] and "concurrency" not in rows[0]:
+        more = {int(b): r for row in gains for b, r in row["speedup"].items()}
+        ratio = {b: r for b, r in more.items() if b > asked[0]} | ratio
+    points = sorted(ratio)
     if len(points) < 2:
         return ""
-    gains = [speed[other, x] / speed[base, x] for x in points]
-    ahead = [gain > 1 for gain in gains]
+    ratios = [ratio[x] for x in points]
+    ahead = [gain > 1 for gain in ratios]
     turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
-    first, last = units.times(gains[0]), units.times(gains[-1])
-    if max(abs(gain - 1) for gain in gains) < phrases.EQUAL_SPEED:
-        return f"{other} is as fast as {base} at every {axis}."
+    first, last = units.times(ratios[0]), units.times(ratios[-1])
+    where = f"every {axis} from {points[0]:,} to {points[-1]:,}"
+    beyond = ""
+    if unfit and axis == "batch":
+        beyond = f"; both fit up to {axis} {units.integer(min(row['max_batch'] for row in rows))}"
+    elif unfit:
+        beyond = f"; at {axis} {min(unfit):,} not both fit"
+    if max(abs(gain - 1) for gain in ratios) < phrases.EQUAL_SPEED:
+        return f"{other} is as fast as {base} at {where}{beyond}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
-        least, most = min(gains), max(gains)
+        least, most = min(ratios), max(ratios)
         span = f"{units.times(least)} to {units.times(most)}" if most - least >= 0.02 else first
-        return f"{other} is {side} than {base} at every {axis} ({span} its speed)."
+        return f"{other} is {side} than {base} at {where} ({span} its speed){beyond}."
     i = turns[0]
     return (
         f"{other} breaks even with {base} between {axis} {points[i - 1]:,} and {points[i]:,}: "
@@ -713,11 +758,16 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
     most = d.model.max_context
     beyond = f" in memory; context: {most:,}" if longest + generate > most else ""
+    told = room.tokens and room.concurrency <= row["max_batch"] + 1
     pools = (
-        f"{POOL}{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [
-        *([pools] if room.tokens and room.concurrency <= row["max_batch"] + 1 else []),
-        *([f"Longest prompt{at}: {longest:,} tokens{beyond}."] if longest else []),
+        *([pools] if told else []),
+        *(
+            [f"Longest prompt{'' if told else whose}{at}: {longest:,} tokens{beyond}."]
+            if longest
+            else []
+        ),
     ]

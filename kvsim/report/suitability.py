@@ -1,8 +1,10 @@
 """Sentences on which engines run techniques, and how much quality they lose."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvsim.emit.flags import MANUALS, turboquant
+from kvsim.machines.profiles import load_stack
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
@@ -35,11 +37,7 @@ def _name_engines(prediction: Prediction) -> str:
     technique = prediction.technique
     able = list_engines(prediction)
     told = [join_titles(able)] if able else []
-    if (
-        "hf" in able
-        and technique.name == "offload"
-        and prediction.deployment.stack.name != OFFLOADED
-    ):
+    if "hf" in able and _is_not_released(prediction):
         told[0] += f" (--stack {OFFLOADED} predicts its offloaded cache)"
     told += [OF_REQUESTS[technique.name]] if technique.name in OF_REQUESTS else []
     own = turboquant(technique.terms)  # some widths only, so that plans do not choose it unasked
@@ -47,6 +45,34 @@ def _name_engines(prediction: Prediction) -> str:
     if not told and technique.name in ENGINES["hf"]:
         told = [f"{join_titles(['hf'])} (--stack hf-sdpa predicts its times)"]
     return ", ".join(told)
+
+
+def _is_not_released(prediction: Prediction) -> bool:
+    """Whether an offloaded cache is predicted otherwise than Hugging Face's own."""
+    return prediction.technique.name == "offload" and prediction.deployment.stack.name != OFFLOADED
+
+
+def describe_offloaded(prediction: Prediction) -> str:
+    """Describe how fast the offloaded cache of Hugging Face is, if another one is predicted.
+
+    Parameters
+    ----------
+    prediction
+        The prediction, of which the first batch is used.
+
+    Returns
+    -------
+    str
+        One sentence; empty where the stack is another engine's, or has that cache.
+    """
+    d = prediction.deployment
+    if d.stack.family.partition("-")[0] != "hf" or not _is_not_released(prediction):
+        return ""
+    own = replace(prediction, deployment=replace(d, stack=load_stack(OFFLOADED)))
+    took = f"TPOT {units.seconds(float(own.tpot_s[0]))}"
+    if prediction.generate == 1:
+        took = f"TTFT {units.seconds(float(own.ttft_s[0]))}"
+    return f"The offloaded cache of Hugging Face itself has {took} (--stack {OFFLOADED})."
 
 
 def list_engines(prediction: Prediction) -> list[str]:
@@ -96,9 +122,16 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     """
     names = {name_technique(p.technique): _name_engines(p) for p in found}
     some = {name: engines for name, engines in names.items() if name != SPOKEN[FULL]} or names
-    listed = [f"{name} runs in {engines}" for name, engines in some.items() if engines]
+    together: dict[str, list[str]] = {}
+    for name, engines in some.items():
+        together.setdefault(engines, []).append(name)
+    none = together.pop("", [])
+    listed = [
+        f"{', '.join(alike)} {'run' if len(alike) > 1 else 'runs'} in {engines}"
+        for engines, alike in together.items()
+    ]
     said = [f"{'; '.join(listed)}."] if listed else []
-    if none := [name for name, engines in some.items() if not engines]:
+    if none:
         said.append(f"No serving engine implements {' or '.join(none)}.")
     yield " ".join(said)
     if "offload" in names:

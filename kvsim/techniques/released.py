@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.gguf import BASES as GGUF_TYPES
+from kvsim.machines.gguf import NEAREST
 from kvsim.techniques.papers.cache import is_engine
 
 FULL = "full"  # nothing is done to the cache
@@ -32,6 +33,19 @@ ON_LLAMACPP: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What engines run that are built on llama.cpp's kernels; their options have no drafts."""
 
+CHECKPOINTS = WEIGHT_FORMATS.keys() - GGUF_TYPES.keys()
+READ: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "vllm": frozenset(WEIGHT_FORMATS),
+        "sglang": frozenset(CHECKPOINTS),
+        "trtllm": frozenset(CHECKPOINTS),
+        "hf": frozenset(CHECKPOINTS - {"nvfp4"}),
+        "llamacpp": frozenset((*NEAREST, *GGUF_TYPES)),
+        "flexgen": frozenset(("fp16", "int4")),
+    }
+)
+"""Formats of weights that an engine reads, or runs as the nearest type of GGUF file."""
+
 
 def engine_refusal(engine: str, deployment: Deployment) -> str:
     """Why an engine does not run a model on a GPU; empty if it does.
@@ -48,8 +62,9 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
     if engine == "flexgen" and model.family != "opt":
         return f"FlexGen runs OPT models only, not {model.name}"
     nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
-    if deployment.weights in GGUF_TYPES and engine not in ("llamacpp", "vllm"):
-        return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
+    if deployment.weights not in READ[engine]:
+        files = "GGUF files, which have " if deployment.weights in GGUF_TYPES else ""
+        return f"{engine} does not read {files}{deployment.weights} weights"
     if deployment.host and engine != "llamacpp":
         return f"{engine} does not compute with weights in host memory as llama.cpp does"
     if engine in ("flexgen", "hf", "llamacpp") and max(deployment.dp, deployment.ep) > 1:

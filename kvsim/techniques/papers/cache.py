@@ -173,5 +173,5 @@ class Cache(Storage):
             else ""
         )
         engine = f"{kernel.engine} {kernel.versions.replace(' on', ' and later')}"
-        said = f"kernel times of {self.format} are those of {engine} (source: {kernel.source})"
+        said = f"kernel times are those of {engine} (source: {kernel.source})"
         return (f"{said}{ends}",)
