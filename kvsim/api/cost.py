@@ -83,8 +83,8 @@ def announce_cost(
     passes: float = 0,
     more: float = 0,
     longest: int = 0,
-) -> None:
-    """Print the expected time and memory of a command if they are large.
+) -> float:
+    """Print the expected time and memory of a command if they are large; return the time in s.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def announce_cost(
     size = cost.memory + runs * (cost.kept + longest * cost.kept_token)
     size += plays * requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:
-        return
+        return seconds
     what = f"{requests:,} requests" + (f" with {runs} settings" if runs > 1 else "")
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     said = f"simulating {what} takes about {time} and {size / 1e9:.1f} GB"
@@ -125,6 +125,7 @@ def announce_cost(
             f"{said}; add --yes to begin, or give a shorter part of the trace, or fewer settings"
         )
     print_note(said)
+    return seconds
 
 
 def count_passes(requests: Requests, max_tokens: int | None) -> float:

@@ -321,7 +321,7 @@ def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
             f"conversations of {w.turns} turns, with {w.think:g} s between them; a prompt "
             "repeats all before"
         )
-    elif not (w.cached or w.hit_rate):
+    elif not (w.cached or w.hit_rate or inputs.find == "hit-rate"):
         said.append("prompts share no prefixes; set --cached, --hit-rate or --turns if yours do")
     return said
 

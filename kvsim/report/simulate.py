@@ -67,7 +67,7 @@ REQUESTS = {
     "tpot_s": "Time per token (TPOT)",
     "latency_s": "From arrival to the last token",
 }
-TIE = 0.01  # relative difference of goodput or throughput that decides nothing
+TIE = 0.03  # relative difference of goodput, latency or TTFT that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
 HEADINGS = {
     "req_s": "offered req/s",
@@ -83,6 +83,8 @@ HEADINGS = {
 }
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
+MAX_STORED = 3  # runs of which each is told where prompt tokens were found
+TIERS = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "remote memory"}
 SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
 PARTIAL_GAIN = 0.5  # share of that from which a smaller size is worth a word
 FASTER = 0.05  # relative difference of mean TTFT that is worth a word
@@ -136,6 +138,18 @@ def make_result(
         heading += f", routed {' or '.join(dict.fromkeys(row['route'] for row in rows))}"
     tables = [_times_table(rows), _use_table(rows)]
     settings = list_settings(short_names([row["technique"] for row in rows]))
+    others = {
+        label(parse(row["technique"])): row
+        for row in rows
+        if row["technique"] != answer.figures["technique"]
+    }
+    settings += [
+        f"{name}: {loss}"
+        for name, row in others.items()
+        for loss in _price_of_choice(row, deployment)[:1]
+    ]
+    stored = rows if len(rows) <= MAX_STORED else rows[-1:]
+    settings += [line for row in stored for line in _describe_stored(row)]
     worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
     right = "Checked: no request is lost or starts too early, and memory is never exceeded."
     ground = evidence.describe_basis(rows[0]["basis"])
@@ -299,12 +313,14 @@ def _write_answer(
     targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
     arrivals = [_arrival_rate(own) for own in played] or [None] * len(rows)
-    if sought:
-        best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
+    if sought and "prefill_replicas" not in best["case"]:
+        ordered = _order_by_need(rows)
+        best = next((row for row in ordered if keeps_targets(row)), ordered[-1])
     full = next((row for row in rows if _name(row) == "full"), None)
     arrive = next((a for row, a in zip(rows, arrivals, strict=True) if row is best), None)
     if sought:
-        told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
+        over, where = _describe_overload(best, arrive), _describe_machines(best, deployment)
+        told = _describe_sought(rows, best, where, trace, targets, over)
     elif _varied_option(rows):
         told = _describe_cases(
             rows, _describe_machines(best, deployment), trace, best, targets, arrivals
@@ -364,7 +380,7 @@ def _arrival_rate(requests: Requests) -> float | None:
 
 
 def _select_best(rows: Sequence[Row], targets: bool) -> Row:
-    """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
+    """Most goodput, or the shortest latency without targets; ties go to full KV, or the first."""
 
     def worth(row: Row) -> float:
         if targets:
@@ -373,7 +389,8 @@ def _select_best(rows: Sequence[Row], targets: bool) -> Row:
         return 1 / latency if latency else 0.0
 
     most = max(map(worth, rows))
-    return next(row for row in rows if worth(row) >= most * (1 - TIE))
+    near = [row for row in rows if worth(row) >= most * (1 - TIE)]
+    return next((row for row in near if _name(row) == "full"), near[0])
 
 
 def _describe_machines(row: Row, deployment: Deployment) -> str:
@@ -432,8 +449,15 @@ def _count_replicas(row: Row, arrive: float | None, taken: float) -> int:
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
     said = []
     if full is not None and full is not best and full["output_tok_s"]:
-        before, after = full["ttft_s"]["p99"], best["ttft_s"]["p99"]
-        said.append(f"Full KV: TTFT p99 {units.seconds(before)} instead of {units.seconds(after)}.")
+        if any(best["targets"].values()):
+            shares = [units.percent(row["good_share"]) for row in (full, best)]
+            said.append(f"Full KV: {shares[0]} of requests meet them instead of {shares[1]}.")
+        else:
+            before, after = (units.seconds(row["latency_s"]["p50"]) for row in (full, best))
+            said.append(f"Full KV: E2E p50 {before} instead of {after}.")
+    if len(rows) > 1 and full is best:
+        said.append(f"No other technique is better by more than {100 * TIE:g} %.")
+    said += _describe_gain(best)
     hits = best["prefix_hit_share"]
     if hits:
         said.append(f"{units.percent(hits)} of prompt tokens come from the prefix cache.")
@@ -441,8 +465,40 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
     if full is not None and full is not best:
         peak = f"With {_spoken(best)}, {peak} (full KV: {units.percent(full['kv_peak_share'])})"
     said.append(f"{peak}.")
-    if len(rows) > 1 and full is best:
-        said.append("No other technique is better by more than 1 %.")
+    return said
+
+
+def _describe_gain(row: Row) -> list[str]:
+    """What prefix caching or a tier brings, where the same requests were played without it."""
+    other = row.get("without")
+    if other is None or not row["output_tok_s"]:
+        return []
+    rate = "goodput_per_s" if any(row["targets"].values()) else "request_per_s"
+    pairs = [[x["ttft_s"]["p50"] or 0.0, x[rate] or 0.0] for x in (row, other)]
+    what = other["of"]
+    if all(abs(a - b) <= TIE * max(a, b) for a, b in zip(*pairs, strict=True)):
+        return [f"Without {what}, TTFT p50 and requests/s are the same within {100 * TIE:g} %."]
+    mine, none = (f"TTFT p50 {units.seconds(t)}, {units.rate(r)} requests/s" for t, r in pairs)
+    if rate == "goodput_per_s":
+        mine, none = (f"{text} on target" for text in (mine, none))
+    return [f"With {what}: {mine}; without: {none}."]
+
+
+def _describe_stored(row: Row) -> list[str]:
+    """Where prompt tokens were found, and which way of loading stored ones was taken of all."""
+    said, case = [], f" ({_name_runs([row])[0]})" if row.get("case") else ""
+    hits = {name: share for name, share in row["prefix_hits"].items() if share}
+    if set(hits) - {"gpu"}:
+        told = join_words([f"{units.percent(hits[k])} in {TIERS[k]}" for k in hits])
+        said.append(f"Prompt tokens found in the prefix cache{case}: {told}.")
+    tried = row.get("prefix_load_ttft_s")
+    if tried and hits:
+        by: dict[str, list[str]] = {}
+        for way, ttft in tried.items():
+            by.setdefault(units.seconds(ttft), []).append(way)
+        told = "; ".join(f"{time} with {join_words(ways)}" for time, ways in by.items())
+        took = f"--prefix-load {row['prefix_load']} was taken"
+        said.append(f"Stored prefixes{case}: {took}. Mean TTFT: {told}.")
     return said
 
 
@@ -577,11 +633,12 @@ def _order_by_need(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: harder * float(row["case"][key]))
 
 
-def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, targets: str) -> str:
+def _describe_sought(
+    rows: Sequence[Row], best: Row, where: str, trace: str, targets: str, over: Sequence[str]
+) -> str:
     """The value that just keeps the targets, and what the next one would bring."""
     (key,) = best["case"]
-    if not keeps_targets(best) and key != "prefill_replicas":
-        best = _order_by_need(rows)[-1]  # the easiest to keep
+    unit = {"host_cache": " GiB", "req_s": " requests/s"}.get(key, "")
     value, of = _value(best), f" for {best['percentile']:g} % of requests"
     deployed = where.removeprefix(f"{best['replicas']} x ")
 
@@ -600,7 +657,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
             "prefill_replicas": "division into prefill and decode replicas",
         }[key]
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
-        return verdict([told, f"At {value}: {measured(best)}."])
+        return verdict([told, *over], [f"At {value}{unit}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     ways = {
         "rate": f"{where} {keep} {targets}{of} up to {value}x the rate of {trace}",
@@ -621,7 +678,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return verdict([f"{told}: {met} then meet {targets} for {trace}, {times}."])
     harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
-    beyond = [f"At {_value(row)}: {measured(row)}." for row in nearest]
+    beyond = [f"At {_value(row)}{unit}: {measured(row)}." for row in nearest]
     return verdict([f"{ways[key]}: {measured(best)}."], beyond)
 
 
