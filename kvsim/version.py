@@ -1,3 +1,3 @@
 """The version, apart from the package that offers everything else."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
