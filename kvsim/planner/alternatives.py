@@ -39,7 +39,7 @@ from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence, weights_evidence
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.released import FULL, engines_running
+from kvsim.techniques.released import FULL, READ, engines_running
 
 if TYPE_CHECKING:
     from kvsim.planner.service import PlayedOption
@@ -481,7 +481,7 @@ def deployment_changes(question: Question) -> Iterator[PlanRemedy]:
     Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
     """
     d = question.deployment
-    formats, counts = narrower_weights(d), larger_tp(d)
+    formats, counts = narrower_weights(question), larger_tp(d)
     alone = False
     for name, caution in formats.items():
         found = _try_deployment(question, replace(d, weights=name))
@@ -507,12 +507,14 @@ def deployment_changes(question: Question) -> Iterator[PlanRemedy]:
         yield PlanRemedy({"tp": str(n)}, f"{n} GPUs", more)
 
 
-def narrower_weights(deployment: Deployment) -> dict[str, str]:
-    """Narrower formats of weights, the gentlest first, with what each costs."""
+def narrower_weights(question: Question) -> dict[str, str]:
+    """Narrower formats that the engine asked for reads, the gentlest first, with their costs."""
+    deployment, engine = question.deployment, question.admission.engine
     own = PUBLISHED.get(deployment.model.family)
     return {
         name: AS_PUBLISHED if name == own else _loss_of_weights(deployment, name)
         for name in narrower_formats(deployment)
+        if not engine or name in READ[engine]
     }
 
 

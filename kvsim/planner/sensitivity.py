@@ -811,7 +811,7 @@ def _with_drive(question: Question) -> PlanRemedy | None:
 
 def _placed_narrower(question: Question) -> Iterator[PlanRemedy]:
     """Narrower weights, the gentlest first, of which a part stays on the host."""
-    for name, caution in narrower_weights(question.deployment).items():
+    for name, caution in narrower_weights(question).items():
         asked = ask_on(question, replace(question.deployment, weights=name))
         found = _best_placement(asked) if placement_kinds(asked) else None
         if found is not None:
@@ -832,9 +832,9 @@ def remedies_with_longer_ttft(question: Question) -> Iterator[PlanRemedy]:
         At most one with narrower weights, and one with a larger degree of tensor parallelism.
     """
     d = question.deployment
-    weights = [({"weights": name}, replace(d, weights=name)) for name in narrower_weights(d)]
+    caution = narrower_weights(question)
+    weights = [({"weights": name}, replace(d, weights=name)) for name in caution]
     gpus = [({"tp": str(n)}, replace(d, tp=n)) for n in larger_tp(d)]
-    caution = narrower_weights(d)
     for ways in (weights, gpus):
         for changes, other in ways:
             looser = longer_times(ask_on(question, other))
