@@ -533,7 +533,7 @@ def _describe_single_point(row: Row, prediction: Prediction) -> str:
         needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}.", limit]
         # engines have no pool of what is kept elsewhere
         limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
-        return verdict(needed, limits or [_note_max_batch(row)])
+        return verdict(needed, limits[::-1] or [_note_max_batch(row)])
     memory = f"{phrases.describe_memory(row)}{_note_memory_size(row, prediction)}"
     needed = [f"{what} does not fit: it needs {memory}."]
     return verdict([*needed, _note_max_batch(row)])

@@ -55,7 +55,6 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/validate/test_pretended_units.py::test_every",
     "tests/validate/test_smollm2.py::test_logits",
     "tests/validate/test_smollm2.py::test_one_bit",
-    "tests/validate/test_smollm2.py::test_quantspec_writes",
     "tests/validate/test_smollm2.py::test_tokens_of",
     "tests/validate/test_timing.py::test_a_round_is_seen",
     "tests/validate/test_timing.py::test_memory_and_copies",
