@@ -190,13 +190,13 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests:
         said = f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens"
     elif all(x.kind == "mean" for x in both):
         long, longer = (_p90(x) for x in (requests.prompt, requests.generate))
-        said = (
-            f"prompts of {prompt.first:,} tokens on average (p90 {long}) and answers of "
-            f"{inputs.generate.first:,} (p90 {longer}), as in sample:chat"
-        )
-        said = said.replace("of 1 tokens on average (p90 1)", "of 1 token").replace(
-            "1 (p90 1)", "1"
-        )
+        prompts = f"{prompt.first:,} tokens on average (p90 {long})"
+        answers = f"{inputs.generate.first:,} (p90 {longer})"
+        if prompt.first == 1 and long == "1":
+            prompts = "1 token"
+        if inputs.generate.first == 1 and longer == "1":
+            answers = "1"
+        said = f"prompts of {prompts} and answers of {answers}, as in sample:chat"
     else:
         said = f"prompts {_say(prompt)} and answers {_say(inputs.generate)}"
     if inputs.burst not in (None, 1):
