@@ -220,7 +220,7 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
         return gpus[0]
     known = ", ".join(sorted({one for _, one in pairs}))
     if not gpus:
-        raise InputError(f"--engine: no row of {engine!r}; the files hold {known}")
+        raise InputError(f"--engine: the files have no rows for {engine!r}, only for {known}")
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")
 
 

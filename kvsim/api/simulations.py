@@ -20,7 +20,7 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.options import Inputs, command_line, takes_options
 from kvsim.report.json import Row, number
-from kvsim.report.phrases import join_words
+from kvsim.report.names import join_words
 from kvsim.report.result import Result
 from kvsim.report.simulate import (
     keeps_targets,
@@ -283,7 +283,10 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
             same = {k: v for k, v in inputs.given.items() if k not in ("out", "resume", *CACHES)}
             print_note(f"to see what {cached} brings, run {command_line('simulate', same)}")
     if not results:
-        raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
+        reason = next(iter(left_out.values()))
+        raise InputError(
+            f"--compare: none of these techniques can run on this deployment; {reason}"
+        )
     return make_result(
         results,
         where,

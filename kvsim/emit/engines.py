@@ -406,8 +406,8 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
     if CHECKPOINT_OF in s.model or not (s.released or s.weights in ("fp16", *made)):
         which = CHECKPOINTS.get(s.weights, f"a checkpoint with {s.weights} weights")
         settings.lack(
-            f"making {s.weights} weights while loading: put the Hugging Face id or path of {which} "
-            f"in place of {s.model}"
+            f"quantising weights to {s.weights} while loading: replace {s.model} with the Hugging "
+            f"Face id or path of {which}"
         )
     settings.lack(
         f"running the tokenizer that {s.model} brings: read its code, and add "

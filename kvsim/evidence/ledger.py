@@ -593,7 +593,7 @@ def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
 
 def _gap(same: tuple[bool, ...], asked: tuple[str, ...], unmeasured: str) -> str:
     none = [words for words, known in zip(asked, same, strict=True) if not known]
-    told = [f"none is {' or '.join(none)}"] if none else []
+    told = [f"none was measured {' or '.join(none)}"] if none else []
     told += [unmeasured] if unmeasured else []
     if not told:
         return ""

@@ -161,7 +161,9 @@ def _result(path: Path, found: Mapping[str, object]) -> _Log:
         sizes["start_times"] = len(starts)
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise InputError(f"{path}: lists of unequal length ({said}); expected one entry a request")
+        raise InputError(
+            f"{path}: lists of unequal length ({said}); expected one entry per request"
+        )
     where, served, rows = [], [], []
     for i in range(count):
         at = f"request {i + 1}"

@@ -380,7 +380,7 @@ def mechanisms(row: "PublishedRow") -> tuple[tuple[str, str], ...]:
     length = next(i for i, (low, high) in enumerate(CONTEXT_RANGES) if low <= row.prompt < high)
     return (
         ("context", ("below 2k", "2k to 16k", "above 16k")[length]),
-        ("heads", "grouped heads" if grouped else "one query per KV head"),
+        ("heads", "grouped heads" if grouped else "one query head per KV head"),
         ("technique", row.technique),
     )
 

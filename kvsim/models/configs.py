@@ -198,7 +198,7 @@ def read_config(name_or_path: str) -> tuple[Mapping[str, object], str, str]:
     path = _find_file(name_or_path)
     config = read_json(path, CONFIG, strict=False)
     if not isinstance(config, dict):
-        problem = f"holds a {type(config).__name__}, expected an object of fields"
+        problem = f"holds a {type(config).__name__}, expected an object"
         raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
     if path.name != "config.json":
         title = path.stem
@@ -332,7 +332,7 @@ def read_model(config: Mapping[str, object], name: str, where: str) -> Model:
     if "text_config" in f.values:
         text = f.values["text_config"]
         if not isinstance(text, Mapping):
-            raise f.error("text_config", f"is {value_text(text)}, expected an object of fields")
+            raise f.error("text_config", f"is {value_text(text)}, expected an object")
         # the checkpoint ties its embedding at the top, the text model need not repeat it
         tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         f = Fields({**tied, **text}, where, "text_config.")
@@ -393,7 +393,7 @@ def _context(fields: Fields) -> int:
         return stated
     scaling = fields.values[name]
     if not isinstance(scaling, Mapping):
-        raise fields.error(name, f"is {value_text(scaling)}, expected an object of fields")
+        raise fields.error(name, f"is {value_text(scaling)}, expected an object")
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("linear", "dynamic"):
         return max(stated, fields.integer("max_sequence_length", default=stated))

@@ -290,9 +290,7 @@ def kimi_delta(fields: Fields) -> FamilyFields:
     """
     own = fields.values.get("linear_attn_config")
     if not isinstance(own, dict):
-        raise fields.error(
-            "linear_attn_config", f"is {value_text(own)}, expected an object of fields"
-        )
+        raise fields.error("linear_attn_config", f"is {value_text(own)}, expected an object")
     f = Fields(own, fields.where, f"{fields.prefix}linear_attn_config.")
     heads, width = f.integer("num_heads"), f.integer("head_dim")
     layers, whole = fields.integer("num_hidden_layers"), own.get("full_attn_layers")

@@ -121,7 +121,9 @@ def explain_no_service(
 def describe_asked(question: ServiceQuestion) -> str:
     """Which targets are kvsim's own, as none were given, and what the requests look like."""
     asked, usual = question.asked, {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
-    own = {k: f"{k.upper()} {show_time(v)}" for k, v in usual.items() if getattr(asked, k) == v}
+    own = {
+        k: f"{k.upper()} {format_seconds(v)}" for k, v in usual.items() if getattr(asked, k) == v
+    }
     said = ""
     if own:
         many = len(own) > 1

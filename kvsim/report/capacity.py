@@ -32,8 +32,8 @@ from kvsim.report import evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
-from kvsim.report.names import ranks
-from kvsim.report.phrases import join_words, paste_blocks
+from kvsim.report.names import join_words, ranks
+from kvsim.report.phrases import paste_blocks
 from kvsim.report.pictures import GREY, RED, Chart, draw_arrivals, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column

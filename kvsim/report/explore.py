@@ -38,7 +38,10 @@ def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int
     """Times and memory of every variant of every technique over batch, prompt and link."""
     able = [_unparted(t) for t in techniques if not t.refuses_released(deployment)]
     if not able:
-        raise InputError("--technique: none can run there; see `kvsim techniques`")
+        raise InputError(
+            "--technique: none of these techniques can run on this deployment; "
+            "see `kvsim techniques`"
+        )
     prompts = [
         p
         for p in SLIDER_PROMPTS

@@ -157,11 +157,11 @@ TITLE = 62  # of a stack in the list [characters]
 
 
 def _shorten(text: str, most: int) -> str:
-    """Cut a text after its last whole part that fits, at a semicolon, comma or blank."""
-    for mark in (";", ",", ":", " (", " "):
+    """Cut a text after its last whole part that fits; one that is cut mid-phrase ends in "…"."""
+    for mark in (";", ",", ":", " ("):
         while len(text) > most and mark in text:
             text = text.rpartition(mark)[0]
-    return text
+    return text if len(text) <= most else text[: most - 1].rpartition(" ")[0] + " …"
 
 
 def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
@@ -303,8 +303,11 @@ def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
         elif isinstance(value, list):
             blocks += [Items(str(item) for item in value)] if value else []
         elif value not in (None, "") and key != "title":
-            if isinstance(value, float):
-                value = units.format_number(value)
-            written = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+            if isinstance(value, bool):
+                written = "yes" if value else "no"
+            elif isinstance(value, int):
+                written = f"{value:,}"
+            else:
+                written = units.format_number(value) if isinstance(value, float) else value
             blocks.append(Hanging(f"{key.replace('_', ' ')}: {written}"))
     return blocks

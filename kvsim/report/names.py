@@ -17,6 +17,19 @@ NAME_END = re.compile("[ :]")  # of a technique, before its settings
 CACHE_FORMAT = re.compile(r"cache[ :]format=")  # before the name that the engine gives it
 
 
+def join_words(texts: Sequence[str], last: str = "and") -> str:
+    """Join texts to a list with commas and a conjunction.
+
+    Parameters
+    ----------
+    texts
+        The texts.
+    last
+        The conjunction.
+    """
+    return f" {last} ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
 def label(technique: Technique) -> str:
     """Return the name of a technique in tables.
 

@@ -259,19 +259,6 @@ def differing_options(chosen: Deployment, other: Deployment) -> str:
     return " ".join(option for option, given in differs.items() if given)
 
 
-def join_words(texts: Sequence[str], last: str = "and") -> str:
-    """Join texts to a list with commas and a conjunction.
-
-    Parameters
-    ----------
-    texts
-        The texts.
-    last
-        The conjunction.
-    """
-    return f" {last} ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-
-
 def explain_limit(bound_by: str, generate: int) -> str:
     """Write what limits the speed of decoding (or of prefill, if one token is generated), and why.
 

@@ -29,12 +29,18 @@ from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.json import Row, number, pick
-from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
+from kvsim.report.names import (
+    chosen_settings,
+    join_words,
+    label,
+    phrase_technique,
+    ranks,
+    technique_fields,
+)
 from kvsim.report.phrases import (
     change_command,
     describe_command,
     differing_options,
-    join_words,
     layers_of,
     paste_blocks,
     quality,

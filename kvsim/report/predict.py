@@ -28,6 +28,7 @@ from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     SPOKEN,
     distinct_names,
+    join_words,
     name_row,
     phrase_technique,
     ranks,
@@ -128,7 +129,9 @@ def predict_points(
                 p = made(t, deployment, some, prompt, generate)
                 found += [at_batch(p, i) for i in range(some.size)]
     if not found:
-        raise InputError(f"--technique: none can run here; {left_out[0]}")
+        raise InputError(
+            f"--technique: none of these techniques can run on this deployment; {left_out[0]}"
+        )
     rows = [prediction(p) for p in found]
     for p, row in zip(found, rows, strict=True):
         row["refused"] = why_refused(p.technique, p.deployment, p.prompt, p.generate)
@@ -476,7 +479,7 @@ def _write_answer(
     else:
         said = _describe_grid(rows, best, _note_break_even(rows, found), released, gains)
     d, came = found[at].deployment, found[at].load
-    fitting = phrases.join_words(changes, "or") if changes else ""
+    fitting = join_words(changes, "or") if changes else ""
     unfit = [f"{_name_unfit_point(rows)} fits with {fitting}."] if changes else []
     beside = {
         row["notation"]: _limits(row, p, len(rows) > 1)

@@ -18,8 +18,7 @@ from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.colours import Marker, mark, mark_at
 from kvsim.report.evidence import PROBE_TOKENS
 from kvsim.report.json import Row, number
-from kvsim.report.names import NAME_END, label, list_settings, short_names
-from kvsim.report.phrases import join_words
+from kvsim.report.names import NAME_END, join_words, label, list_settings, short_names
 from kvsim.report.pictures import GREY, Chart, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss
@@ -179,15 +178,16 @@ def make_result(
 
 
 def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
-    """Which runs refused, aborted or did not finish requests; what is said of several, once."""
+    """Describe the requests that runs refused, aborted or left unfinished, each fact once."""
     found: dict[str, list[str]] = {}
     for name, row in zip(_name_runs(rows), rows, strict=True):
         if row["refused"] or row["unfinished"]:
-            which = ", ".join(map(str, row["refused_rows"]))
-            several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
+            more = row["refused"] > len(row["refused_rows"])
+            which = ", ".join([*map(str, row["refused_rows"]), *(["…"] * more)])
             model, context = deployment.model.name, row["max_model_len"]
             said = describe_refusals(row["refused_by"], model, context)
-            where = f" (by arrival: number {which}{several})" if said else ""
+            word = "numbers" if row["refused"] > 1 else "number"
+            where = f" ({word} {which} in order of arrival)" if said else ""
             left = f"{row['unfinished']} unfinished" if row["unfinished"] else ""
             line = "; ".join(filter(None, [f"{said}{where}", left]))
             found.setdefault(line, []).append(name)
@@ -450,11 +450,11 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
     said = []
     if full is not None and full is not best and full["output_tok_s"]:
         if any(best["targets"].values()):
-            shares = [units.percent(row["good_share"]) for row in (full, best)]
-            said.append(f"Full KV: {shares[0]} of requests meet them instead of {shares[1]}.")
+            before, after = (units.percent(row["good_share"]) for row in (full, best))
+            said.append(f"{after} of requests meet the targets, against {before} with full KV.")
         else:
             before, after = (units.seconds(row["latency_s"]["p50"]) for row in (full, best))
-            said.append(f"Full KV: E2E p50 {before} instead of {after}.")
+            said.append(f"E2E p50 is {after}, against {before} with full KV.")
     if len(rows) > 1 and full is best:
         said.append(f"No other technique is better by more than {100 * TIE:g} %.")
     said += _describe_gain(best)

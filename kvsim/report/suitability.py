@@ -9,7 +9,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
-from kvsim.report.names import SPOKEN, label, name_technique
+from kvsim.report.names import SPOKEN, join_words, label, name_technique
 from kvsim.techniques.released import ENGINES, FULL, engines_running
 from kvsim.techniques.technique import Technique
 
@@ -102,9 +102,9 @@ def join_titles(engines: Sequence[str]) -> str:
     Returns
     -------
     str
-        Titles such as ``vLLM, TensorRT-LLM``.
+        Titles such as ``vLLM and TensorRT-LLM``.
     """
-    return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
+    return join_words([MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines])
 
 
 def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
@@ -127,12 +127,12 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         together.setdefault(engines, []).append(name)
     none = together.pop("", [])
     listed = [
-        f"{', '.join(alike)} {'run' if len(alike) > 1 else 'runs'} in {engines}"
+        f"{join_words(alike)} {'run' if len(alike) > 1 else 'runs'} in {engines}"
         for engines, alike in together.items()
     ]
     said = [f"{'; '.join(listed)}."] if listed else []
     if none:
-        said.append(f"No serving engine implements {' or '.join(none)}.")
+        said.append(f"No serving engine implements {join_words(none, 'or')}.")
     yield " ".join(said)
     if "offload" in names:
         yield OFFLOAD_NOTE
@@ -186,7 +186,7 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     ]
     more = [f"{len(told) - MAX_TOLD} more with --verbose"] if len(told) > MAX_TOLD else []
     unknown = [name for name, loss in known if loss.kind == "none"]
-    last = [f"unknown for {', '.join(unknown)} (`kvsim validate --quality` measures it)"]
+    last = [f"unknown for {join_words(unknown)} (`kvsim validate --quality` measures it)"]
     told = [*told[:MAX_TOLD], *more, *(last if unknown else [])]
     if told:
         yield f"Quality: {'; '.join(told)}."
@@ -226,12 +226,12 @@ def phrase_loss(found: Evidence) -> str:
     what = "perplexity" if found.unit == PERPLEXITY else "scores"
     most = units.percent(max(found.bound, 0.0))
     if found.loss < UNNOTICED:
-        text = f"measured loss of {what} 0 % (up to {most}{WITH_CONFIDENCE})"
+        text = f"no measured loss of {what} (at most {most}{WITH_CONFIDENCE})"
     else:
         worse = "higher" if found.unit == PERPLEXITY else "lower"
         text = f"{what} {units.percent(found.loss)} {worse} (up to {most})"
     if found.untried:
-        text += f"; not tested on {', '.join(found.untried)}"
+        text += f"; not tested on {join_words(found.untried, 'or')}"
     return text
 
 
@@ -253,7 +253,7 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
     if technique.exact:
         return ""
     if found.unknown:
-        return "How much quality it loses is not known."
+        return "Its loss of quality is unknown."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
     if found.loss <= 0:
         most = f", {units.percent(found.bound)} at most" if found.bound > 0 else ""

@@ -103,7 +103,9 @@ def sweep_grid(
                 place = {"technique": str(t), "batch": int(batch), "prompt": prompt}
                 rows.append({**place, "generate": generate, **values, "fits": bool(fits)})
     if not rows:
-        raise InputError(f"technique: none can run there; {left_out[0]}")
+        raise InputError(
+            f"technique: none of these techniques can run on this deployment; {left_out[0]}"
+        )
     able = sorted((row for row in rows if row["fits"]), key=order)
     answer = _grid_answer(len(rows), able, deployment, left_out)
     columns = [

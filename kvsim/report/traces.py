@@ -151,11 +151,11 @@ def make_result(
 def _statistics_table(shown: list[Row]) -> Table:
     """Make the table of rate, burstiness and reuse, a column per trace."""
     lines = [
-        [said, *(format_number(one[key], 6) for one in shown)] for key, said in STATISTICS.items()
+        [said, *(format_number(one[key]) for one in shown)] for key, said in STATISTICS.items()
     ]
     if all(one["reuse"] for one in shown):
         lines += [
-            [said, *(format_number(one["reuse"][key], 6) for one in shown)]
+            [said, *(format_number(one["reuse"][key]) for one in shown)]
             for key, said in REUSE.items()
         ]
     return cells_table(["", "trace", *["like"] * (len(shown) - 1)], lines)

@@ -15,7 +15,7 @@ from kvsim.quality.planfile import PlanFile
 from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row, number, pick
-from kvsim.report.names import list_settings, short_names
+from kvsim.report.names import join_words, list_settings, short_names
 from kvsim.report.pictures import DOWNWARDS, RED, Chart
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
@@ -86,7 +86,7 @@ def make_result(
         draw=lambda: [_draw_bars(rows, labels)],
         details=[table for table in details if table.rows],
         remarks=[
-            *(f"{', '.join(what)}: {why}." for why, what in explained),
+            *(f"{join_words(what)}: {why}." for why, what in explained),
             KEY,
             *settings,
         ],

@@ -310,7 +310,7 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
 
 @jit_function
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Record the first token of a request whose prefill is complete, and store its full blocks.
+    """Record the first token of a prefilled request, and store its full blocks.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class Array(types.Type):  # type: ignore[misc]
         self.stored, self.ndim = stored, ndim
 
     def item(self, index: types.Type) -> types.Type | None:
-        """Return the type of what an index leads to.
+        """Return the type of an indexed element or row.
 
         Parameters
         ----------
@@ -77,7 +77,8 @@ class Array(types.Type):  # type: ignore[misc]
         Returns
         -------
         type or None
-            Of an element, or of a row where axes are left; None where the index does not fit.
+            The type of an element, or of a row if the index has fewer axes; None for an invalid
+            index.
         """
         axes = 1 if isinstance(index, types.Integer) else len(getattr(index, "types", ()))
         if not 1 <= axes <= self.ndim:
@@ -127,7 +128,7 @@ class Shared:
 
 
 def share(value: T) -> T:
-    """Return what compiled code takes in place of a value.
+    """Wrap a value for compiled code, which then works on the same memory.
 
     Parameters
     ----------
@@ -203,7 +204,7 @@ def _stored_type(dtype: np.dtype[np.generic]) -> types.Type:
 
 
 def loaded_type(stored: types.Type) -> types.Type:
-    """Return what a stored number becomes: whole numbers have one type, so functions do too.
+    """Return the type that a stored number has in compiled code; all integers share one type.
 
     Parameters
     ----------
@@ -241,7 +242,7 @@ extending.register_model(Block)(extending.models.RecordModel)
 
 @extending.register_model(Array)
 class ArrayModel(extending.models.StructModel):  # type: ignore[misc]
-    """The address of the first element, and the length of each axis."""
+    """Compiled layout of an array: the address of its first element and the length of each axis."""
 
     def __init__(self, manager: object, array: Array) -> None:
         lengths = types.UniTuple(types.intp, array.ndim)
@@ -335,7 +336,7 @@ def _setitem(
 
 
 def fetch(array: object, index: int) -> None:
-    """Ask for an element that is needed soon, so that nothing waits for memory then.
+    """Prefetch an element into the processor's cache.
 
     Parameters
     ----------
@@ -464,7 +465,7 @@ def _unbox(kind: types.Type, shared: ir.Value, unboxing: "UnboxContext") -> exte
 
 
 def jit_function(function: Callable[P, T]) -> Callable[P, T]:
-    """Let compiled functions call this one; Python still runs it as it stands.
+    """Make a function callable from compiled functions; Python can still call it directly.
 
     Parameters
     ----------
@@ -475,7 +476,7 @@ def jit_function(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let compiled functions call one of two: the other where only GPUs keep shared blocks.
+    """Let compiled functions call ``otherwise`` instead if only GPUs store shared blocks.
 
     Parameters
     ----------
@@ -560,10 +561,10 @@ def announce(kept: bool = True) -> None:
     if _announced:
         return
     _announced.append(True)
-    text = "kvsim: compiling the serving simulator, once after an installation"
+    text = "kvsim: compiling the serving simulator (only on the first run)"
     if not kept:
         text = (
-            "kvsim: compiling the serving simulator, in every run: no place found to keep it; "
-            "NUMBA_CACHE_DIR can name a folder"
+            "kvsim: compiling the serving simulator in every run, as no writable cache was found; "
+            "set NUMBA_CACHE_DIR to a folder"
         )
     print(text, file=sys.stderr, flush=True)

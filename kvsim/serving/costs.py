@@ -28,7 +28,7 @@ Below = NDArray[np.int32]
 
 
 class Decoding(NamedTuple):
-    """Decoding sequences in a pass: their number and total context."""
+    """The sequences that decode in a pass: how many, and their mean context."""
 
     batch: int
     context: float  # their mean [tokens]
@@ -36,7 +36,7 @@ class Decoding(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Totals over the prompt chunks of a pass."""
+    """Totals over the chunks of prompts that a pass prefills."""
 
     tokens: int  # that it reads, in the lane with most of them [tokens]
     every: int  # in all lanes [tokens]
@@ -117,7 +117,7 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
 
 @jit_function
 def count_fullest_lane(tables: Tables, count: int) -> int:
-    """Return the share of the fullest lane in a count that is divided evenly.
+    """Return how many of a count fall to the fullest lane if it is divided evenly over the lanes.
 
     Parameters
     ----------
@@ -127,24 +127,24 @@ def count_fullest_lane(tables: Tables, count: int) -> int:
     Returns
     -------
     int
-        The count over the lanes, rounded up.
+        The count divided by the number of lanes, rounded up.
     """
     return (count + tables.lanes - 1) // tables.lanes
 
 
 @jit_function
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
-    """Add a pass over decoding sequences and parts of prompts to the parts' own needs.
+    """Add the cost that the decoding sequences and the prompt chunks of a pass share.
 
-    Such a pass takes no less than the host needs to issue its kernels, or than streaming the
-    weights and decoding alone would take.
+    Costs of single chunks are added by :func:`add_chunk`. A pass takes no less time than the host
+    needs to launch its kernels, than streaming the weights, or than decoding alone.
 
     Parameters
     ----------
     tables : times of passes and memory of sequences.
     cost : the cost, changed in place. [s]
     decoding : sequences that decode.
-    prompts : what the parts of prompts have in common.
+    prompts : totals over the prompt chunks.
     """
     nodes, below = tables.nodes, tables.below
     least = tables.streamed[0]
@@ -175,7 +175,7 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
 
 @jit_function
 def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
-    """What a part of a prompt needs besides its share of the common work.
+    """Add the cost of one prompt chunk that it does not share with the rest of the pass.
 
     Parameters
     ----------
@@ -193,11 +193,11 @@ def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
 
 @jit_function
 def add_part(tables: Tables, costs: tuple[Cost, Cost], tokens: float, start: float) -> float:
-    """Add what a part of a prompt needs of its lane, evenly over all, and return its seconds.
+    """Add a prompt chunk's own cost, averaged over the lanes, and return its time. [s]
 
     Parameters
     ----------
-    costs : of the pass, and a second one to write on. [s]
+    costs : the pass's cost, changed in place, and a scratch record. [s]
     tokens, start : its length, and the tokens of its prompt before it. [tokens]
     """
     cost, own = costs
@@ -211,7 +211,7 @@ def add_part(tables: Tables, costs: tuple[Cost, Cost], tokens: float, start: flo
 
 @jit_function
 def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
-    """Add what follows a prompt before its first decoding round.
+    """Add the cost of the passes between a prompt and its first decoding round.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
 
 @jit_function
 def find_linear_span(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
-    """Return the node below a growing context, and the rounds before it reaches the next one.
+    """Return the grid node below a growing context, and the rounds until it reaches the next node.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def find_linear_span(tables: Tables, context: float, growth: float, most: int) -
 
 @jit_function
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
-    """Add many rounds in a row as a sum in closed form, the mean context growing in each.
+    """Add many decoding rounds in a row by a closed form, as the mean context grows linearly.
 
     Parameters
     ----------
@@ -561,7 +561,7 @@ class StepCosts(ReplicaMemory):
         return worst_errors(samples, self.tables)
 
     def _changed(self, make: Callable[[], Tables], rules: Rules | None = None) -> "StepCosts":
-        """The same with other tables, made when they are wanted; these tell how far off they are.
+        """Return a copy whose tables ``make`` computes when they are first needed.
 
         What makes them can be pickled: a method, or a part of one.
         """
@@ -574,7 +574,7 @@ class StepCosts(ReplicaMemory):
         return self.tables
 
     def times_alone(self, before: "StepCosts | None" = None) -> "StepCosts":
-        """Return the same costs without the use of resources, which takes longer than the times.
+        """Return these costs with times only; the use of resources takes longer to compute.
 
         Parameters
         ----------
@@ -592,7 +592,7 @@ class StepCosts(ReplicaMemory):
         return make_tables(self.passes, nodes, self.room, False, known.seconds)
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
-        """Return the same costs for at most as many sequences; the tables stay as they are.
+        """Return these costs for smaller batches; the tables are reused.
 
         Parameters
         ----------
@@ -601,7 +601,7 @@ class StepCosts(ReplicaMemory):
         return self.with_rules(replace(self.rules, max_seqs=max_seqs))
 
     def with_rules(self, rules: Rules) -> "StepCosts":
-        """Return the same costs under rules that leave passes as they are; the tables stay.
+        """Return these costs under other rules with the same passes; the tables are reused.
 
         Parameters
         ----------
@@ -625,7 +625,7 @@ class StepCosts(ReplicaMemory):
         )
 
     def sharing(self, wider: "StepCosts") -> "StepCosts":
-        """Return the same costs with tables that reach at least as far.
+        """Return these costs, computed from the wider tables of other costs of the same passes.
 
         Parameters
         ----------
@@ -634,7 +634,7 @@ class StepCosts(ReplicaMemory):
         return self._changed(wider._own_tables)
 
     def slowed(self, prefill: float, decode: float) -> "StepCosts":
-        """Return the same costs where passes take longer than predicted.
+        """Return these costs with passes that take longer than predicted.
 
         Parameters
         ----------
@@ -649,7 +649,7 @@ class StepCosts(ReplicaMemory):
         return self.tables._replace(costs=slower)
 
     def with_density(self, density: int, work: bool = True) -> "StepCosts":
-        """The same with tables of a given density that are not checked: for fits and estimates.
+        """Return these costs with tables of a given density, whose accuracy is not checked.
 
         Parameters
         ----------

@@ -130,7 +130,7 @@ class Room:
         return int(left)
 
     def _get_other_bytes(self, own: Bytes, point: Phase, batch: int, length: int) -> float:
-        """Weights, workspace and context while that many sequences are of that length. [B]"""
+        """Return the memory besides the caches of ``batch`` sequences of ``length`` tokens. [B]"""
         p = point(float(batch), np.array(float(length)))
         total = float(tier_bytes(self.technique.resident(self.deployment, p), "gpu"))
         return total - batch * float(own[-(-length // self.rules.block_tokens)])
@@ -148,7 +148,7 @@ def _decoding(batch: float, length: Array) -> Point:
 
 @frozen
 class ReplicaMemory:
-    """A technique in one deployment under an engine's rules, and its memory for caches.
+    """The memory that a replica has for caches: technique, deployment and scheduling rules.
 
     Parameters
     ----------
@@ -184,7 +184,8 @@ class ReplicaMemory:
         requests: Requests,
         gpu_memory: float | None = None,
     ) -> Self:
-        """Make what requests need; those beyond the context are never played.
+        """Return the memory of a replica that serves given requests; those beyond the context are
+        ignored.
 
         Parameters
         ----------

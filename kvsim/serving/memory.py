@@ -47,18 +47,18 @@ def bucket(pool: Pool, block: int) -> int:
 
 @jit_function
 def locate(world: World, request: Request, index: int) -> tuple[int, int]:
-    """Return the run that a KV block of a request belongs to, and which one of the run it is.
+    """Return the run that contains a KV block of a request, and the block's position in it.
 
     Parameters
     ----------
     world : state of the simulation.
     request : the request.
-    index : which of its KV blocks, one that its blocks in the trace name.
+    index : index of the KV block, among those that its blocks in the trace cover.
 
     Returns
     -------
     tuple of int
-        Id of the run, and the KV block's place in it.
+        Id of the run, and the position of the KV block in it.
     """
     each = world.limits.parts
     place = world.places[request.first_block + index // each]
@@ -95,7 +95,7 @@ def find(world: World, pool: Pool, block: int, part: int = 0) -> int:
 
 @jit_function
 def find_own(world: World, pool: Pool, place: tuple[int, int], owner: int) -> int:
-    """Return the entry of a part of a run that one request computed last.
+    """Return the entry of a KV block whose content a given request computed last.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def append(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def link_before(world: World, pool: Pool, at: int, next_one: int) -> None:
-    """Put an entry without users in front of another one, which outlives it.
+    """Put an unused entry directly before another one in the LRU list.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def link_before(world: World, pool: Pool, at: int, next_one: int) -> None:
 
 @jit_function
 def make_entry(world: World, pool: Pool, block: int) -> int:
-    """Return an unused entry, in no list and found by nothing yet.
+    """Take an entry from the free list; it is not in the LRU list or the hash table yet.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def make_entry(world: World, pool: Pool, block: int) -> int:
 
 @jit_function
 def insert(world: World, pool: Pool, block: int) -> int:
-    """Add an entry without users, in no list yet.
+    """Add an entry to the hash table; it has no users and is not in the LRU list yet.
 
     Parameters
     ----------
@@ -370,7 +370,7 @@ def take(world: World, replica: Replica, size: int) -> None:
 
 @jit_function
 def split(world: World, pool: Pool, at: int, parts: int) -> None:
-    """Make two entries of one, which have the same users and give way one after the other.
+    """Split an entry in two that have the same users and are evicted one after the other.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ def split(world: World, pool: Pool, at: int, parts: int) -> None:
 
 @jit_function
 def put_by(world: World, replica: Replica, at: int) -> None:
-    """Keep an entry without users, as used more recently than all but those not known to be free.
+    """Append an unused entry to the LRU list, before those not yet known to be free.
 
     Parameters
     ----------
@@ -534,7 +534,7 @@ def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> No
 
 @jit_function
 def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int:
-    """Keep a sequence's KV blocks after it, those that it shares and those of its own.
+    """Keep the KV blocks of a finished or preempted sequence in the cache, shared and private ones.
 
     Parameters
     ----------
@@ -580,7 +580,7 @@ def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int
 
 @jit_function
 def take_back(world: World, replica: Replica, request: Request, parts: int) -> int:
-    """Use again what is left of the tokens that only a preempted request has.
+    """Reuse the remaining KV blocks that only a preempted request has.
 
     Parameters
     ----------
@@ -608,7 +608,7 @@ def take_back(world: World, replica: Replica, request: Request, parts: int) -> i
 
 @jit_function
 def count_own(world: World, request: Request, index: int) -> int:
-    """Count the KV blocks that are left of the tokens that only a preempted request has.
+    """Count the remaining KV blocks that only a preempted request has.
 
     Parameters
     ----------
@@ -628,7 +628,7 @@ def count_own(world: World, request: Request, index: int) -> int:
 
 @jit_function
 def count_found(world: World, replica: Replica, request: Request, most: int) -> tuple[int, int]:
-    """Count the leading KV blocks of a request that the replica's GPU holds now.
+    """Count the leading KV blocks of a request on the replica's GPU.
 
     Parameters
     ----------
@@ -776,7 +776,7 @@ def promised(world: World, replica: Replica) -> int:
 
 @jit_function
 def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
-    """Return whether memory surely suffices for some rounds, by a bound that takes no loop.
+    """Return whether memory suffices for some rounds by a quick upper bound, without a loop.
 
     Parameters
     ----------
@@ -787,7 +787,7 @@ def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
     Returns
     -------
     bool
-        True if it surely does; False leaves it open.
+        True if it does; False if the bound does not tell.
     """
     limits, batch = world.limits, replica.running - replica.reading
     blocks = rounds * replica.growth / limits.block_tokens + batch

@@ -455,7 +455,7 @@ class Clients(Service):
 
     @property
     def load(self) -> str:
-        """Name of the kind of load, by which the errors measured for such loads are looked up."""
+        """Kind of load, as which the errors of measurements are looked up."""
         return "served"
 
     @cached_property

@@ -108,15 +108,21 @@ class Passes:
         return self.technique.for_batches(np.ones(1))
 
     def round(self, batch: Array, context: Array, beside: bool = False) -> Array:
-        """What a decoding round takes at each batch and context, as ``measure`` counts it.
+        """Return the cost of a decoding round at each batch and context.
 
-        A batch is decoded in as many parts as divide it, up to the technique's, as predictions do.
+        A batch is divided into as many parts as possible, up to the technique's number, as
+        predictions do.
 
         Parameters
         ----------
         batch : sequences that decode. [sequences]
         context : their mean context. [tokens]
-        beside : whether a part of a prompt is read in the same pass.
+        beside : whether a prompt chunk is prefilled in the same pass.
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it. [s]
         """
         found = np.zeros(np.broadcast_shapes(batch.shape, context.shape))
         for technique, its in self._divided(np.unique(batch).tolist()):
@@ -143,7 +149,7 @@ class Passes:
         return list(found.values())
 
     def prompt(self, new: Array, start: Array) -> Array:
-        """Return the cost of passes over a part of one prompt each.
+        """Return the cost of passes that each prefill one chunk of one prompt.
 
         Parameters
         ----------
@@ -163,7 +169,7 @@ class Passes:
         return np.array(np.broadcast_to(total, new.shape))
 
     def predecoding(self, prompt: Array) -> Array:
-        """Return the cost of what comes between a prompt and its first decoding round.
+        """Return the cost of the passes between a prompt and its first decoding round.
 
         Parameters
         ----------
@@ -183,7 +189,7 @@ class Passes:
     def tokens(self, tokens: Array) -> Array:
         """Return the cost of what every layer does to each token, whichever sequence it is of.
 
-        Experts that several ranks bring tokens to are left out: they are in ``routed``.
+        With several data-parallel ranks the routed experts are left out; see :meth:`routed`.
 
         Parameters
         ----------
@@ -197,7 +203,7 @@ class Passes:
         return self._per_token(_tokens(tokens, None if self.deployment.dp == 1 else 0.0))
 
     def routed(self, tokens: Array) -> Array:
-        """Return the extra cost of experts that a pass has for the tokens of all ranks.
+        """Return the cost of the routed experts, which ``tokens`` leaves out with several ranks.
 
         Parameters
         ----------
@@ -206,7 +212,7 @@ class Passes:
         Returns
         -------
         array
-            Cost with experts minus that without; 0 if there is one rank. [s]
+            0 with one rank, whose experts ``tokens`` includes. [s]
         """
         if self.deployment.dp == 1:
             return np.zeros(tokens.shape)
@@ -246,10 +252,10 @@ class Passes:
         return np.where(rows > 0, total, 0.0)
 
     def mixed(self, batch: Array, context: Array, new: Array, start: Array) -> Array:
-        """Return the cost of passes with decoding sequences and a part of one prompt, op by op.
+        """Return the cost of passes with decoding sequences and one prompt chunk, op by op.
 
-        The tables put the same together from rounds and prompts. The prompt goes along in the
-        verification of a technique whose rounds have several passes.
+        The tables approximate this cost by rounds and prompts. If a round has several passes, the
+        chunk is part of the verifying pass.
 
         Parameters
         ----------
@@ -282,7 +288,7 @@ class Passes:
 
     @property
     def mixes_plainly(self) -> bool:
-        """Whether :meth:`mixed` applies to this technique."""
+        """Whether :meth:`mixed` supports this technique."""
         return self.technique.mixes
 
 

@@ -60,13 +60,13 @@ Told = Callable[[int], None]  # called with the number of requests that are done
 
 @frozen
 class TwoPools:
-    """Replicas by what they do, and how caches go from one to the other.
+    """The prefill and decode pools, and how caches are sent from one to the other.
 
     Parameters
     ----------
-    prefill, decode : replicas that read prompts, and that decode.
-    transfer : ``whole`` sends a cache when its prompt is read, ``layers`` each layer's once it is
-        there, so that only the last layer's is left then; layers without a cache send nothing.
+    prefill, decode : number of replicas that prefill, and that decode.
+    transfer : ``whole`` sends a cache after the prefill, ``layers`` each layer's cache as soon as
+        it is computed, so that only the last layer's remains to be sent.
     rate : of each replica's network in one direction. [B/s]
 
     Raises
@@ -100,19 +100,19 @@ def simulate_pools(
     rate: Array | None = None,
     told: Told = lambda done: None,
 ) -> Run:
-    """Play a trace on two pools.
+    """Simulate a trace on a prefill pool and a decode pool.
 
     Parameters
     ----------
-    route : which replica reads a request's prompt, empty as `usual_route` says; the one with the
-        fewest unfinished requests decodes it.
+    route : how the prefill replica is chosen, by default as ``usual_route`` returns; the decode
+        replica is the one with the fewest unfinished requests.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
 
     Returns
     -------
     Run
-        Its replicas are those that read prompts, then those that decode. The memories of prefix
-        blocks are the first ones'.
+        Its replicas are the prefill replicas, followed by the decode replicas. Metrics of prefix
+        blocks are those of the prefill replicas.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def _run_with_turns(
     reading: World,
     how: tuple[TwoPools, str, Array, Told],
 ) -> Run:
-    """The same where turns follow others, or clients hang up: both pools are played together."""
+    """Simulate both pools together, as turns follow others or clients disconnect."""
     pools, route, each, told = how
     plain = Requests(
         requests.arrival, requests.prompt, requests.generate, priority=requests.priority
@@ -174,9 +174,9 @@ def _run_with_turns(
 
 
 def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> NDArray[np.float64]:
-    """Return when each request's cache has left the replica that read its prompt.
+    """Return when each request's cache has been sent by its prefill replica.
 
-    Each replica sends its caches in the order in which their prompts were read.
+    Each replica sends caches in the order in which their prefills end.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> NDArray[np
 
 
 def _join_worlds(requests: Requests, reading: World, decoding: World, order: Integers) -> World:
-    """One world of both pools' replicas, with what became of each request."""
+    """Join the states of both pools, with the final state of each request."""
     records = reading.requests
     second = decoding.requests
     records.generate = requests.generate
@@ -232,7 +232,13 @@ def _join_worlds(requests: Requests, reading: World, decoding: World, order: Int
 
 
 class Apart(NamedTuple):
-    """The states of both pools."""
+    """The states of the prefill pool and the decode pool.
+
+    Attributes
+    ----------
+    reading, decoding : replicas and requests of the prefill pool and of the decode pool.
+    course, second : progress of the simulation in the two pools.
+    """
 
     reading: World
     decoding: World
@@ -243,7 +249,7 @@ class Apart(NamedTuple):
 def simulate_turns(
     reading: World, decoding: World, costs: StepCosts, how: tuple[int, str, float], told: Told
 ) -> World:
-    """Play two pools until all requests are done; the decoding pool's world at the end.
+    """Simulate two pools until all requests are done, and return the decode pool's final state.
 
     Parameters
     ----------
@@ -267,7 +273,7 @@ def simulate_turns(
 
 @jit_function
 def send(both: Apart, index: int) -> None:
-    """Send the cache of a prompt that has been read, or finish where that is all of the answer.
+    """Send the cache of a prefilled prompt, or finish the request if its answer has one token.
 
     Parameters
     ----------
@@ -293,7 +299,7 @@ def send(both: Apart, index: int) -> None:
 
 @jit_function
 def send_all(both: Apart, replica: Replica) -> None:
-    """Send what a replica has read, in the order of the trace.
+    """Send the caches of the prompts that a replica has prefilled, in the order of the trace.
 
     Parameters
     ----------
@@ -318,7 +324,7 @@ def send_all(both: Apart, replica: Replica) -> None:
 
 @jit_function
 def follow_decoded_turns(both: Apart, replica: Replica) -> None:
-    """Put the turns on the heap that follow those which a replica has decoded.
+    """Push the turns that follow the requests a replica has finished onto the event heap.
 
     Parameters
     ----------
@@ -333,7 +339,7 @@ def follow_decoded_turns(both: Apart, replica: Replica) -> None:
 
 @jit_function
 def hang_up(both: Apart, index: int, time: float) -> None:
-    """Abort a request wherever it is, as its client hangs up.
+    """Abort a request in either pool, as its client disconnects.
 
     Parameters
     ----------
@@ -354,7 +360,7 @@ def hang_up(both: Apart, index: int, time: float) -> None:
 
 @jit_function
 def handle_pool_event(both: Apart) -> None:
-    """Handle the first event: a request or a cache arrives, or a client hangs up.
+    """Handle the earliest event: the arrival of a request or a cache, or a disconnection.
 
     Parameters
     ----------
@@ -378,7 +384,7 @@ def handle_pool_event(both: Apart) -> None:
 
 @jit_function
 def get_earliest_clock(world: World, behind: int) -> float:
-    """Return the lowest clock of the replicas that have work, but for one.
+    """Return the lowest clock of the replicas with work, except one of them.
 
     Parameters
     ----------
@@ -421,7 +427,7 @@ def find_slowest_replica(world: World) -> int:
 
 @jit_function
 def play_on(tables: Tables, world: World, replica: Replica, until: float) -> bool:
-    """Play passes of a replica until a time, or until something is finished.
+    """Simulate passes of a replica until a given time, or until a request is finished.
 
     Parameters
     ----------
@@ -433,7 +439,7 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
     Returns
     -------
     bool
-        False if it stops before, after very many passes.
+        False if it stops earlier, after many passes; call it again.
     """
     until = max(until, np.nextafter(replica.clock, np.inf))
     last = replica.passes + MAX_PASSES_PER_CALL
@@ -446,10 +452,10 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
 
 @jit_entry
 def play_pools(tables: Tables, both: Apart) -> bool:
-    """Play passes and events of two pools in order of time.
+    """Simulate the passes and events of two pools in order of time.
 
-    A replica plays on as long as nothing could come to it from another one: caches come from those
-    that read, turns from any.
+    A replica continues as long as no other one could send it work: caches come from prefill
+    replicas, turns from any.
 
     Parameters
     ----------
@@ -459,7 +465,7 @@ def play_pools(tables: Tables, both: Apart) -> bool:
     Returns
     -------
     bool
-        Whether nothing is left to play.
+        Whether the simulation is complete.
     """
     reading, decoding, course, second = both.reading, both.decoding, both.course, both.second
     for _ in range(MAX_PASSES_PER_CALL):

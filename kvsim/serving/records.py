@@ -261,7 +261,11 @@ class Entry:
 
 
 class Bin:
-    """Totals of a replica over an interval of the timeline."""
+    """Totals of a replica over one interval of the timeline.
+
+    ``running``, ``waiting``, ``cache`` and ``context`` are integrals over time, for example
+    sequences times seconds; divide them by the length of the interval for means.
+    """
 
     seconds: float  # the replica computes [s]
     running: float  # decoding sequences x time [s]
@@ -316,7 +320,7 @@ def layout(record: type) -> np.dtype[np.void]:
     Returns
     -------
     numpy.dtype
-        Aligned as a C struct.
+        The dtype, aligned as a C struct.
     """
     plain = {float: "f8", int: "i8", bool: "?"}
     fields: list[tuple[object, ...]] = []

@@ -29,7 +29,7 @@ SGLANG_MEMORY = (35, 60, 160)  # of a GPU from which SGLang's prompt chunks are 
 
 
 def choose_limits(deployment: Deployment) -> tuple[int, int]:
-    """Return the limits of a pass that an engine has on a card if it is given none.
+    """Return an engine's default limits of a pass on a GPU.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def choose_limits(deployment: Deployment) -> tuple[int, int]:
 
 
 def choose_admission(deployment: Deployment) -> str:
-    """Choose what must fit in memory before an engine starts a prompt, by its default.
+    """Choose how much memory must be free before an engine starts a prompt, by its default.
 
     TensorRT-LLM never evicts a request unless told otherwise: it starts a prompt only if its
     longest answer fits too, beside those of all running requests [1]_. Other engines start a prompt
@@ -163,7 +163,7 @@ class Rules:
         self._refuse_what_does_nothing()
 
     def without_prefixes(self) -> "Rules":
-        """Return these rules with no block kept after its request, as replicas need that decode."""
+        """Return these rules without prefix caching, as for replicas that only decode."""
         names = [f.name for f in fields(self)]
         kept = names[: names.index("prefix_caching")]
         return Rules(**{name: getattr(self, name) for name in kept})
@@ -195,11 +195,11 @@ class Rules:
                 raise InputError(f"{option}: has no effect without {other}; add it or omit it")
 
     def scale_to(self, deployment: Deployment) -> "Rules":
-        """Return the rules of a whole replica where each of its ranks follows these.
+        """Return the rules of a whole replica, each of whose ranks follows these rules.
 
         A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``. Whether
-        passes are put together ahead is the engine's: a request that arrives during a pass is not
-        in the next one then, which is already put together, but in the one after.
+        passes are scheduled ahead depends on the engine. If so, a request that arrives during a
+        pass misses the next pass, which is already scheduled, and joins the one after it.
 
         Parameters
         ----------

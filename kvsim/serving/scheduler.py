@@ -107,7 +107,7 @@ def gap_bin(gap: float) -> int:
 
 @jit_function
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
-    """Add times between tokens to the histogram, spread evenly between a first and a last time.
+    """Add times between tokens to the histogram, spread evenly between two values.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def skip_paused(world: World, replica: Replica) -> float:
 
 @jit_function
 def advance_prompts(world: World, replica: Replica) -> None:
-    """Count the parts of prompts that this pass has read.
+    """Count the tokens of the prompt chunks that this pass has prefilled.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def advance_prompts(world: World, replica: Replica) -> None:
 
 @jit_function
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
-    """Play one pass over the sequences that are not paused and the parts of prompts.
+    """Simulate one pass over the sequences that are not paused and the scheduled prompt chunks.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
 
 @jit_function
 def find_rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
-    """Return how many of some rounds find memory for all sequences.
+    """Return for how many rounds memory suffices for all sequences.
 
     Parameters
     ----------
@@ -336,10 +336,10 @@ def find_rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
 
 @jit_function
 def play_rounds(tables: Tables, world: World, replica: Replica, until: float) -> None:
-    """Play decoding rounds until a sequence is complete, memory ends or a time has passed.
+    """Simulate decoding rounds until a sequence is complete, memory is full or a time is reached.
 
-    What could not start beside the first one cannot start beside the others either, because they
-    only take more memory.
+    A request that could not start with the first round cannot start with later ones either, because
+    these only need more memory.
 
     Parameters
     ----------
@@ -679,9 +679,10 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
 
 @jit_function
 def check_only_decodes(world: World, replica: Replica) -> bool:
-    """Return whether a replica does nothing but decode before its next request, whatever others do.
+    """Return whether a replica certainly only decodes until its next request arrives.
 
-    Nothing waits or is read, and memory suffices, by a quick bound, until all have finished.
+    That is so if no request waits or is in prefill, and a quick bound shows that memory suffices
+    until all have finished.
 
     Parameters
     ----------
@@ -691,7 +692,7 @@ def check_only_decodes(world: World, replica: Replica) -> bool:
     Returns
     -------
     bool
-        True if it surely does.
+        True if it certainly does.
     """
     if replica.reading + replica.waiting + replica.swapped > 0:
         return False
@@ -706,7 +707,7 @@ def check_only_decodes(world: World, replica: Replica) -> bool:
 def next_completion(tables: Tables, world: World, replica: Replica) -> float:
     """Return a time before which a replica completes no request.
 
-    Where it only decodes and memory suffices, rounds take no less than the first: contexts grow.
+    If it only decodes and memory suffices, no round is shorter than the first, as contexts grow.
 
     Parameters
     ----------
@@ -717,7 +718,7 @@ def next_completion(tables: Tables, world: World, replica: Replica) -> float:
     Returns
     -------
     float
-        Its clock, where it does anything else. [s]
+        The time; the replica's clock if it does anything else. [s]
     """
     if replica.reading + replica.waiting + replica.swapped > 0 or replica.running == 0:
         return replica.clock

@@ -61,7 +61,7 @@ def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None)
 
 
 def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArray[np.int8]:
-    """Determine which requests are rejected, and why.
+    """Determine which requests are refused, and why.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArr
 
 
 def count_refusals(found: NDArray[np.int8]) -> dict[str, int]:
-    """Count rejected requests by reason.
+    """Count refused requests by reason.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def count_refusals(found: NDArray[np.int8]) -> dict[str, int]:
 
 
 def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> str:
-    """Describe how many requests are rejected, and why.
+    """Describe how many requests are refused, and why.
 
     Parameters
     ----------
@@ -109,7 +109,9 @@ def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> st
         "context": f"longer than the {context:,} tokens that {model} accepts",
         "cache": "larger than the KV cache",
     }
-    return " and ".join(f"{n:,} refused, {said[why]}" for why, n in counts.items() if n)
+    return "; ".join(
+        f"{n:,} request{'s' * (n > 1)} refused: {said[why]}" for why, n in counts.items() if n
+    )
 
 
 MANY_LEFT_OUT = 0.1  # share of requests from which those left out deserve a sentence
@@ -199,9 +201,11 @@ def within_context(requests: Requests, model: Model, most: int = 0) -> tuple[Req
             kept[row] &= kept[requests.parent[row]]
     left_out = int((~kept).sum())
     if left_out == len(requests):
-        said = describe_refusals({"context": left_out}, model.name, context)
+        shortest = int((requests.prompt + requests.generate).min())
+        which = "it has" if left_out == 1 else f"the shortest of {left_out:,} has"
         raise InfeasibleError(
-            f"no request can be served: {said}; shorten them, choose a model with a longer "
+            f"no request can be served: {which} {shortest:,} tokens, more than the {context:,} "
+            f"that {model.name} accepts; give shorter requests, choose a model with a longer "
             "context, or give the --max-model-len that engines are started with"
         )
     return (requests.take(np.flatnonzero(kept)) if left_out else requests), left_out

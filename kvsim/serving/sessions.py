@@ -94,7 +94,7 @@ def swap(one: Event, other: Event) -> None:
 
 @jit_function
 def push(world: World, course: Course, time: float, key: int) -> None:
-    """Put an event on the heap.
+    """Push an event onto the heap.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def queue_next_turns(world: World, course: Course, index: int, last: float) -> N
 
 @jit_function
 def follow_turns(world: World, course: Course, replica: Replica) -> None:
-    """Put the turns on the heap that follow those which a replica has finished.
+    """Push the turns that follow the requests a replica has finished onto the event heap.
 
     Parameters
     ----------
@@ -279,7 +279,8 @@ def handle_event(world: World, course: Course) -> None:
 
 @jit_function
 def next_turn(world: World, course: Course, clock: float) -> float:
-    """Return when a turn that is still awaited could come, if no replica is behind a clock.
+    """Return the earliest time at which an awaited turn could arrive, if no clock is below a given
+    one.
 
     Parameters
     ----------
@@ -290,7 +291,7 @@ def next_turn(world: World, course: Course, clock: float) -> float:
     Returns
     -------
     float
-        The time at the earliest, infinite if no turn is awaited. [s]
+        The time; infinite if no turn is awaited. [s]
     """
     if course.think == np.inf:
         return np.inf
@@ -305,10 +306,10 @@ def next_turn(world: World, course: Course, clock: float) -> float:
 
 @jit_entry
 def play_turns(tables: Tables, world: World, course: Course) -> bool:
-    """Play passes and events in order of time.
+    """Simulate passes and events in order of time.
 
-    It returns after many passes too, to be called again. The replica furthest behind plays, as long
-    as no turn could come from another one.
+    The replica with the lowest clock continues as long as no turn could come from another one. The
+    function also returns after many passes and is then called again.
 
     Parameters
     ----------
@@ -319,7 +320,7 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
     Returns
     -------
     bool
-        Whether nothing is left to play.
+        Whether the simulation is complete.
     """
     for _ in range(MAX_PASSES_PER_CALL):
         until = course.until

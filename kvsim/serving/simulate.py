@@ -81,7 +81,7 @@ class Run:
 
 
 def usual_route(costs: StepCosts, requests: Requests) -> str:
-    """How the routers that engines ship choose a replica where nothing is set.
+    """Return how routers that engines ship choose a replica by default.
 
     The balancer of ``vllm serve --data-parallel-size`` takes the one with the fewest unfinished
     requests [1]_. Where replicas keep prefixes, the defaults of SGLang's gateway and of vLLM's
@@ -112,7 +112,7 @@ def simulate(
     until: float = np.inf,
     told: Callable[[int], None] = lambda done: None,
 ) -> Run:
-    """Play a trace.
+    """Simulate a trace on a number of replicas.
 
     The goodput of N replicas under targets is
     ``Outcome(simulate(requests, costs, N), Targets(ttft, tpot)).summary()["goodput_per_s"]``,
@@ -120,11 +120,11 @@ def simulate(
 
     Parameters
     ----------
-    route : which replica a request goes to: in turn, where the fewest are unfinished, where most of
-        its prefix is, or where the fewest prompt tokens are to be read before its first token; the
-        least loaded of equals. Empty: as `usual_route` says.
+    route : how requests are routed: in turn, to the replica with the fewest unfinished requests,
+        with most of the prefix, or with the fewest prompt tokens to prefill before the first token;
+        of equals to the least loaded. By default as ``usual_route`` returns.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
-    until : passes that would begin later are not played. [s]
+    until : passes that would begin later are not simulated. [s]
     told : called now and then with the number of requests that are done.
 
     Raises
@@ -146,7 +146,7 @@ def simulate(
 def play_world(
     world: World, costs: StepCosts, how: tuple[int, float], told: Callable[[int], None]
 ) -> None:
-    """Play all requests of a world.
+    """Simulate until all requests are done.
 
     Parameters
     ----------
@@ -193,10 +193,11 @@ def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers
 
 @jit_entry
 def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> bool:
-    """Let requests arrive in a given order, with the passes between them.
+    """Simulate the arrival of requests in a given order, and the passes between arrivals.
 
-    At the end no more arrive, and what is left is played. It also stops after many passes in a row.
-    Replicas that share a store but no queue leave each other alone while they only decode.
+    After the last arrival the remaining passes are simulated. The function also returns after many
+    passes and is then called again. Replicas that share only a remote store are simulated
+    independently while they only decode.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
     Returns
     -------
     bool
-        Whether all have arrived; else it is called again.
+        False if it has to be called again.
     """
     order, due = coming.order, coming.due
     while True:

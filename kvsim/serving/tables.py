@@ -63,7 +63,7 @@ class Nodes(NamedTuple):
 
 
 class NodeBelow(NamedTuple):
-    """For each integer and axis, the index of the grid point at or below it."""
+    """The index of the grid point at or below each integer, for each axis."""
 
     contexts: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -72,7 +72,7 @@ class NodeBelow(NamedTuple):
 
 
 class PerNode(NamedTuple):
-    """Values at every grid point."""
+    """Values at every grid point of each table."""
 
     round: Array  # a decoding round (b, c)
     beside: Array  # what it takes longer beside a part of a prompt (b, c)
@@ -104,7 +104,7 @@ class Tables(NamedTuple):
 
     @property
     def seconds(self) -> PerNode:
-        """The tables with times only, without the use of resources. [s]"""
+        """The tables restricted to times, without the use of resources. [s]"""
         return PerNode(*(values[..., 0] for values in self.costs))
 
 
@@ -272,7 +272,7 @@ def _work_of(resource: str) -> Measure:
 def make_tables(
     passes: Passes, nodes: Nodes, room: Room, work: bool = True, known: PerNode | None = None
 ) -> Tables:
-    """Make the tables of times, resource use and memory.
+    """Tabulate the times, the resource use and the memory of passes.
 
     Parameters
     ----------

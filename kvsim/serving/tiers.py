@@ -155,13 +155,14 @@ def get_unit(world: TieredWorld, request: Request, number: int) -> int:
 
 @jit_function
 def fetch_blocks(world: World, request: Request, stage: int) -> None:
-    """Ask for what leads to a request's blocks in every memory, some arrivals before it.
+    """Prefetch the processor's cache lines that look up a request's blocks, before it arrives.
 
     Parameters
     ----------
     world : state of the simulation.
     request : the request.
-    stage : what is asked for: 0, the places of its blocks; 1, their buckets; 2, their entries.
+    stage : what is prefetched: 0, the places of its blocks; 1, their hash buckets; 2, their
+        entries.
     """
     if request.replica == NO_INDEX or request.blocks == 0:
         return
@@ -289,7 +290,7 @@ def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], read
 
 @jit_function
 def store_nowhere(world: World, replica: Replica, request: Request) -> None:
-    """Do nothing, as only the GPU keeps blocks.
+    """Do nothing, as only GPUs store blocks.
 
     Parameters
     ----------
@@ -338,7 +339,7 @@ DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what eac
 
 
 class Plan(NamedTuple):
-    """The stored units of a prompt that may be loaded, and the tokens around them."""
+    """The stored units of a prompt that could be loaded, and the prompt's length."""
 
     request: int
     begins: int  # prompt tokens that are on the GPU [tokens]
@@ -351,7 +352,7 @@ class Plan(NamedTuple):
 def estimate_recompute(
     tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
 ) -> float:
-    """Return the time of a part of a prompt in passes of its own.
+    """Estimate the time to recompute a part of a prompt in separate passes. [s]
 
     Parameters
     ----------
@@ -381,7 +382,7 @@ def estimate_recompute(
 def estimate_load(
     world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
 ) -> float:
-    """Return the time from now until units of a prompt would be on the GPU.
+    """Estimate how long loading some units of a prompt to the GPU would take from now. [s]
 
     Parameters
     ----------
@@ -409,11 +410,10 @@ def estimate_load(
 
 @jit_function
 def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
-    """Return the unit from which on stored units are loaded; those before it are recomputed.
+    """Return the first stored unit to load; those before it are recomputed.
 
-    Recomputing goes on while the rest is loaded, so the later of the two decides. The other
-    requests of the replica wait for the GPU that recomputing takes, and those that load for the
-    links.
+    Recomputation and loading overlap, so the one that ends later decides. Recomputation delays the
+    other requests of the replica, and loading those that use the same links.
 
     Parameters
     ----------
@@ -474,7 +474,7 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
 def find_arriving(
     world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
 ) -> tuple[int, int]:
-    """Find KV blocks of a request on the GPU, those on their way there included.
+    """Find KV blocks of a request that are on the GPU or being loaded to it.
 
     Parameters
     ----------
@@ -486,7 +486,8 @@ def find_arriving(
     Returns
     -------
     tuple of int
-        Entry that holds the first of them, or NO_INDEX, and how many of them have the same fate.
+        Entry that holds the first block, or NO_INDEX, and the number of blocks to which this
+        applies.
     """
     first, last = span
     each, gpu = world.limits.parts, world.pools[POOLS * replica.index + GPU]
@@ -504,7 +505,7 @@ def find_arriving(
 
 @jit_function
 def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
-    """Load nothing, as only the GPU keeps blocks.
+    """Load nothing, as only GPUs store blocks.
 
     Parameters
     ----------

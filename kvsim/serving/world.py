@@ -82,7 +82,7 @@ def request_records(
 
 
 def find_places(requests: Requests, limits: Limits) -> Records[BlockPlace]:
-    """Find where the blocks of all prompts lie in their runs.
+    """Find the position of each prompt block in its run.
 
     Parameters
     ----------
@@ -133,14 +133,14 @@ class JoinedBlocks(NamedTuple):
 
 @jit_entry
 def join_runs(ids: Integers, start: Integers, parts: int, joined: JoinedBlocks) -> None:
-    """Join blocks into runs: what always follows the same block, which nothing else follows.
+    """Join blocks that always occur in the same order into runs.
 
     Parameters
     ----------
     ids : hash blocks of all prompts. (m,)
-    start : where each request's begin. (n + 1,)
-    parts : KV blocks of each.
-    joined : places that are single blocks so far, and memory to note what is seen.
+    start : index in ``ids`` at which each request's blocks begin. (n + 1,)
+    parts : KV blocks per block of the trace.
+    joined : places, so far of single blocks, and work space; changed in place.
     """
     places, around, heads = joined.places, joined.around, joined.heads
     for r in range(start.size - 1):
@@ -168,9 +168,9 @@ def join_runs(ids: Integers, start: Integers, parts: int, joined: JoinedBlocks) 
 
 
 def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
-    """Find turns whose prompt and answer the next turn's prompt begins with.
+    """Find turns whose prompt and answer are a prefix of the next turn's prompt.
 
-    Its blocks name those of the answer, too, which the next turn finds on the GPU.
+    The next turn's blocks thus identify those of the answer, which it can reuse.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
     Returns
     -------
     tuple of array
-        The turns, and for each the next one.
+        Indices of the turns, and of the next turn of each.
     """
     nothing = np.zeros(0, np.int64)
     start, ids, parent = requests.block_start, requests.block_ids, requests.parent
@@ -208,7 +208,7 @@ def turn_records(requests: Requests, server: ServerWork) -> tuple[Records[Turn],
     Parameters
     ----------
     requests : the trace.
-    server : what comes between clients and the engine, whose time the simulation keeps.
+    server : the server's work around the engine, which counts towards a client's wait.
 
     Returns
     -------
@@ -281,30 +281,51 @@ def pool_records(
 
 
 class ArrivalOrder(NamedTuple):
-    """The requests in order of arrival, and the times up to which replicas are simulated before."""
+    """The requests in order of arrival, and when each replica is next simulated.
 
-    order: Integers  # requests (n,)
-    due: Array  # each replica needs no look before (r,) [s]
+    Attributes
+    ----------
+    order : requests in order of arrival. (n,)
+    due : time before which a replica needs no attention. (r,) [s]
+    """
+
+    order: Integers
+    due: Array
 
 
 class Course:
-    """Progress of a simulation: the router's state, events and the time limit."""
+    """Progress of a simulation: the router's state, events and the time limit.
 
-    route: int  # of simulate.ROUTES
-    together: bool  # whether all replicas are played up to every arrival
-    next: int  # place in the order of arrivals
-    ending: bool  # whether all have arrived, so that what is left is played
-    until: float  # [s]
-    # of requests that depend on the run
-    turn: int  # replica that takes the next one in turn
-    coming: int  # events in the heap
-    alone: bool  # whether replicas share no memory, so that only arrivals connect them
-    think: float  # after any turn at least [s]
-    first_awaited: int  # no request before it waits for the turn it follows
-    # of prompts that are read apart
-    by_layer: bool  # whether a layer's cache leaves as soon as it is there
-    layers: int  # that have a cache
-    sends: float  # rate at which each GPU sends caches [B/s]
+    Attributes
+    ----------
+    route : index into ``simulate.ROUTES``.
+    together : whether all replicas are simulated up to every arrival.
+    next : position in the order of arrivals.
+    ending : whether all requests have arrived, so that only the remaining passes are simulated.
+    until : time from which on no pass begins. [s]
+    turn : replica that gets the next request in turn.
+    coming : number of events in the heap.
+    alone : whether replicas share no memory, so that only arrivals connect them.
+    think : shortest think time after any turn. [s]
+    first_awaited : first request that waits for the turn it follows.
+    by_layer : whether prefill replicas send each layer's cache as soon as it is computed.
+    layers : number of layers with a cache.
+    sends : rate at which each GPU sends caches to the decode pool. [B/s]
+    """
+
+    route: int
+    together: bool
+    next: int
+    ending: bool
+    until: float
+    turn: int
+    coming: int
+    alone: bool
+    think: float
+    first_awaited: int
+    by_layer: bool
+    layers: int
+    sends: float
 
 
 def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
@@ -370,7 +391,7 @@ def get_link_rates(costs: StepCosts) -> Array:
 
 
 def make_sizes(costs: StepCosts) -> Records[Sizes]:
-    """Make records of what sequences hold, by their number of KV blocks.
+    """Tabulate the memory of a sequence by its number of KV blocks.
 
     Parameters
     ----------
@@ -399,7 +420,7 @@ def _pool_sizes(costs: StepCosts, limits: Limits, different: int, replicas: int)
 
 
 def limits_of(costs: StepCosts, requests: Requests) -> Limits:
-    """Return the rules and the memory of each replica as a record ``Limits``.
+    """Collect the rules and memory limits of each replica in a record ``Limits``.
 
     Parameters
     ----------

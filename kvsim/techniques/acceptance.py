@@ -35,16 +35,17 @@ ONE_MODEL = 0.25
 
 @frozen
 class AcceptanceSummary:
-    """What rows of one method, model and kind of text have in common.
+    """Acceptance of one method on one model and kind of text, summarised from measurements.
 
     Attributes
     ----------
-    method, model, task, temperature : what was run; ``model`` as kvsim or its page names it.
+    method, model, task, temperature : conditions of the measurements; ``model`` as in kvsim or on
+        its Hugging Face page.
     shape : chain, tree, block or heads.
     first, kept : see above.
-    spread : standard deviation of measured tokens per round about the curve, relative.
-    rows, drafts : how many rows, and drafts per round of the fewest and of the most.
-    source : where the rows stand.
+    spread : relative standard deviation of measured tokens per round from the fitted curve.
+    rows, drafts : number of measurements, and the smallest and largest number of drafts per round.
+    source : source of the measurements.
     """
 
     method: str
@@ -62,13 +63,13 @@ class AcceptanceSummary:
 
 @frozen
 class AcceptedDrafts:
-    """Shares of rounds in which drafts 1, 2, ... are accepted, and what is known of them.
+    """Shares of rounds in which the first, second, ... draft is accepted, with their source.
 
     Attributes
     ----------
-    shares : by position; they never rise.
+    shares : share of rounds by position of the draft; non-increasing.
     spread : relative standard deviation of tokens per round between models and texts.
-    source : in words.
+    source : description of the source.
     """
 
     shares: tuple[float, ...]
@@ -86,22 +87,22 @@ def find_accepted(
 ) -> AcceptedDrafts | None:
     """Look up the acceptance of a method by position.
 
-    A model's own summaries count where there are any of that kind of text; otherwise every model
-    has the same weight, whatever the number of its texts.
+    The model's own measurements are used if there are any for that kind of text; otherwise those of
+    all models, each with the same weight.
 
     Parameters
     ----------
     method : as the notation writes it.
     drafts : tokens drafted in a row per round. [tokens]
     task : one of ``TASKS``.
-    model : kvsim's name; empty for any.
+    model : name in kvsim; empty for any model.
     shape : chain, tree, block or heads; empty for the first that the method has.
-    without : a model to leave out, to judge the others by it.
+    without : a model to leave out, for validation.
 
     Returns
     -------
     AcceptedDrafts or None
-        None where nothing is measured.
+        None if nothing was measured.
     """
     rows = [s for s in load_summaries() if s.method == method and s.model != without]
     rows = [s for s in rows if s.shape == (shape or rows[0].shape)]
@@ -126,7 +127,7 @@ def find_accepted(
 
 
 def _by_model(some: Sequence[AcceptanceSummary], drafts: int) -> np.ndarray:
-    """Shares by position, one line per model."""
+    """Return the shares by position, one row per model. (models, drafts)"""
     models = dict.fromkeys(s.model for s in some)
     return np.array([
         np.mean([position_shares(s.first, s.kept, drafts) for s in some if s.model == m], axis=0)
@@ -139,9 +140,9 @@ def position_shares(first: float, kept: float, drafts: int) -> np.ndarray:
 
     Parameters
     ----------
-    first : chance that the first draft is accepted.
-    kept : factor from a draft's chance to the next one's, each given that those before it were
-        accepted.
+    first : probability that the first draft is accepted.
+    kept : ratio between the acceptance probabilities of successive drafts, each given that all
+        earlier ones were accepted.
     drafts : drafted tokens per round. [tokens]
 
     Returns
@@ -153,13 +154,13 @@ def position_shares(first: float, kept: float, drafts: int) -> np.ndarray:
 
 
 def methods() -> Iterable[str]:
-    """Return the methods of which anything is measured."""
+    """Return the methods for which acceptance was measured."""
     return dict.fromkeys(s.method for s in load_summaries())
 
 
 @cache
 def load_summaries() -> tuple[AcceptanceSummary, ...]:
-    """Return the shipped library."""
+    """Load the shipped library of acceptance measurements."""
     file = files("kvsim.techniques") / "acceptance.csv"
     kinds = {"first": float, "kept": float, "spread": float, "rows": int}
     return tuple(
@@ -175,16 +176,16 @@ MAX_IMAGINARY_PART = 1e-9  # imaginary part below which a root is a real one
 
 @frozen
 class Positions:
-    """Accepted drafts of a round of 1, 2, ... ``MOST_DRAFTS`` drafts, on average.
+    """Mean number of accepted drafts for rounds of 1, 2, ... ``MOST_DRAFTS`` drafts.
 
     Attributes
     ----------
     accepted
-        Mean accepted drafts by the number of drafts, that number less one as the index. (16,)
+        Mean accepted drafts of a round of i + 1 drafts at index i. (16,)
     source
-        Where they come from, in words.
+        Description of the source.
     most
-        Drafts of a round that were measured at most; more are not planned.
+        Largest number of drafts that was measured; plans do not use more.
     spreads
         Relative standard deviations of tokens per round between models and texts, by the number
         of drafts like ``accepted``; empty where the acceptance is the model's own.
@@ -196,7 +197,7 @@ class Positions:
     spreads: tuple[float, ...] = ()
 
     def likely_rate(self, gamma: int) -> float:
-        """Compute the share of drafted tokens that nine in ten models and texts reach or exceed.
+        """Compute the acceptance that nine in ten models and texts reach or exceed.
 
         Parameters
         ----------
@@ -214,7 +215,7 @@ class Positions:
         return max(tokens - 1, 0.0) / gamma
 
     def rate(self, gamma: int) -> float:
-        """Compute accepted over drafted tokens of a round.
+        """Compute the ratio of accepted to drafted tokens of a round.
 
         Parameters
         ----------
@@ -287,7 +288,7 @@ def from_rates(rates: Mapping[int, float], source: str) -> Positions:
 
 
 def from_measured(found: "Acceptance") -> Positions:
-    """Return the mean accepted drafts of a round as a trace measured them.
+    """Extend the mean accepted drafts that were measured with a trace.
 
     Parameters
     ----------
@@ -362,7 +363,7 @@ def published(model: str, draft: str, context: float) -> Positions | None:
 
 
 def _from_library(model: str, draft: str) -> Positions | None:
-    """A method's acceptance on this model, or the mean of others."""
+    """Return a method's measured acceptance on this model, or the mean over other models."""
     found = [find_accepted(draft, n, model=model) for n in range(1, MOST_DRAFTS + 1)]
     if found[-1] is None:
         return None

@@ -92,7 +92,7 @@ def find_head(method: str, model: str) -> tuple[str, str]:
 
 
 def no_head(method: str, model: str) -> str:
-    """Say that no head is known, and what to do.
+    """Return the message that no head is known, with a remedy.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def lacks_head(technique: Technique, deployment: Deployment) -> str:
 
 
 def read_draft_model(text: str) -> tuple[str, str]:
-    """Read what ``--draft-model`` says: a method, and the head that drafts by it.
+    """Parse the value of ``--draft-model``: METHOD=NAME.
 
     Raises
     ------

@@ -28,7 +28,7 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     ----------
     deployment : model, machine and software.
     point : the pass, of the whole batch.
-    layers : shapes of layers, how many there are, and what they do.
+    layers : shapes, numbers and parts of the layers.
 
     Returns
     -------
@@ -60,13 +60,13 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
 
 
 def kept_share(deployment: Deployment, point: Point, layers: Counted) -> Number:
-    """Return the share of tokens that caches hold, of those without selection.
+    """Return the number of cached tokens relative to a cache without selection.
 
     Parameters
     ----------
     deployment : model, machine and software.
     point : the pass, of the whole batch.
-    layers : shapes of layers, how many there are, and what they do.
+    layers : shapes, numbers and parts of the layers.
     """
     kept: Number = 0.0
     whole: Number = 0.0
@@ -127,7 +127,7 @@ def layer_buffers(at: LayerPass, size: float) -> Buffers:
 
 
 def _scratch(at: LayerPass) -> Number:
-    """One layer's copies of the cache that are alive during attention only. [B]
+    """Return the size of one layer's temporary copies of the cache during attention. [B]
 
     The grown copy of torch.cat, the heads repeat_kv writes out, an unpacked layer.
     """

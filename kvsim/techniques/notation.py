@@ -66,7 +66,7 @@ class TechniqueMapping(Mapping[str, type[Term]]):
 
 
 def find_term(name: str) -> type[Term] | None:
-    """Find a term by its name; where a file of ``papers/`` bears it, only that file is read.
+    """Find a term by its name; for a name in ``papers/`` only that file is imported.
 
     Parameters
     ----------
@@ -99,12 +99,12 @@ def register_technique(kind: type[Term]) -> type[Term]:
     Returns
     -------
     type[Term]
-        The same, so that it can decorate the class.
+        The class itself, so that the function can be used as a decorator.
 
     Raises
     ------
     InputError
-        If it is no such class, or its name is taken.
+        If it is not such a class, or its name is taken.
     """
     what = getattr(kind, "__name__", str(kind))[:80]
     if not isclass(kind) or not issubclass(kind, Term):
@@ -122,7 +122,7 @@ def register_technique(kind: type[Term]) -> type[Term]:
 
 @cache
 def load_installed() -> None:
-    """Register the techniques of installed packages; finding them takes a tenth of a second."""
+    """Register the techniques of installed packages, which takes about 0.1 s."""
     for point in entry_points(group=ENTRY_POINTS):
         register_technique(point.load())
 
@@ -189,7 +189,7 @@ class _Piece:
 
 
 def parse(text: str) -> Technique:
-    """Read a technique, or the plan that chose one.
+    """Parse a technique, or read the one that a plan chose.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def parse(text: str) -> Technique:
 
 
 def _clause(clause: _Piece, alone: bool) -> Layers:
-    """A range of layers and its terms; one without a range has -1 as its last."""
+    """Parse a range of layers with its terms; without a range, ``last`` is -1."""
     if not clause.text:
         raise clause.error("unknown technique ''; expected one, as in 'kivi:bits=4 + offload'")
     matched = LAYER_RANGE.match(clause.text)
@@ -273,7 +273,7 @@ def _layer(clause: _Piece, text: str) -> int:
 
 
 def _terms(clause: _Piece) -> tuple[Term, ...]:
-    """Terms joined by plus signs; settings without a name join those of their term."""
+    """Parse terms joined by plus signs; a setting without a term belongs to the term before it."""
     found: list[tuple[type[Term], dict[str, object], _Piece]] = []
     for piece in clause.split("+"):
         if not piece.text:
@@ -297,7 +297,7 @@ def _terms(clause: _Piece) -> tuple[Term, ...]:
 
 
 def _term(piece: _Piece) -> tuple[str, dict[str, object]]:
-    """A term's name and its settings by key."""
+    """Parse a term into its name and its settings."""
     name = piece.text.partition(":")[0]
     if "=" in name:  # settings without a name
         owner = next((n for n in BARE if name.partition("=")[0].strip() in _keys(n)), None)
@@ -320,7 +320,7 @@ def _term(piece: _Piece) -> tuple[str, dict[str, object]]:
 
 
 def _settings(piece: _Piece, name: str) -> dict[str, object]:
-    """Settings by key, their names checked."""
+    """Parse settings into a mapping, and check their names."""
     kind, given = _kind(piece, name), {}
     known = [f.name for f in fields(kind)]
     for item in piece.split(","):
@@ -341,7 +341,7 @@ def _settings(piece: _Piece, name: str) -> dict[str, object]:
 
 
 def _check(item: _Piece, kind: type[Term], key: str, value: object) -> None:
-    """Refuse a value where it stands."""
+    """Check a setting's value, with its column in the error message."""
     from kvsim.techniques.axes.settings import check
 
     about = next(f.metadata for f in fields(kind) if f.name == key)
@@ -399,7 +399,7 @@ def _value(text: str) -> object:
 
 
 def _from_plan(path: Path) -> Technique:
-    """The technique that a plan chose, layer by layer.
+    """Read the technique that a plan chose, layer by layer.
 
     Raises
     ------
@@ -431,7 +431,7 @@ def _from_plan(path: Path) -> Technique:
 
 
 def parse_several(text: str) -> list[Technique]:
-    """Read ``full,kivi:bits=4,group=32,kvpr``; spaces may stand for commas between techniques.
+    """Parse several techniques, separated by commas or spaces.
 
     Parameters
     ----------

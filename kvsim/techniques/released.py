@@ -48,13 +48,15 @@ READ: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def engine_refusal(engine: str, deployment: Deployment) -> str:
-    """Why an engine does not run a model on a GPU; empty if it does.
+    """Return why an engine does not run a model on a GPU; empty if it does.
 
-    As their pages said on 2026-11-23: FlexGen's README shows OPT models alone. TensorRT-LLM's list
+    According to their documentation on 2026-11-23: FlexGen's README lists OPT models only.
+    TensorRT-LLM's list
     of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
     compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
-    ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
-    others maintain for Apple's GPUs (vLLM-Metal) is not counted. FlexGen, llama.cpp and generate of
+    supported, are accepted. SGLang runs from Turing on, and on AMD Instinct from MI300 on.
+    Third-party ports to Apple's GPUs (vLLM-Metal) are not considered. FlexGen, llama.cpp and
+    generate of
     Hugging Face have neither data-parallel attention nor groups of experts.
     """
     model, hardware = deployment.model, deployment.hardware
@@ -88,16 +90,16 @@ WHOLE_BLOCKS = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 def describe_cut_block(weights: str, columns: int, stage: int) -> str:
-    """That blocks of an fp8 checkpoint are cut, and the mend; empty if they are not.
+    """Return a message if tensor parallelism cuts blocks of an fp8 checkpoint; else empty.
 
     Parameters
     ----------
     weights
-        Their format.
+        Format of the weights.
     columns
-        Of each expert on a GPU.
+        Columns of each expert on a GPU.
     stage
-        GPUs of a stage.
+        Number of GPUs per pipeline stage.
     """
     if weights != "fp8-block" or not columns % FP8_BLOCK:
         return ""
@@ -108,7 +110,7 @@ def describe_cut_block(weights: str, columns: int, stage: int) -> str:
 
 
 def describe_cut(engine: str, deployment: Deployment) -> str:
-    """Why an engine does not load an fp8 checkpoint in this layout; empty if it does.
+    """Return why an engine does not load an fp8 checkpoint in this layout; empty if it does.
 
     Parameters
     ----------
@@ -124,10 +126,10 @@ def describe_cut(engine: str, deployment: Deployment) -> str:
 
 
 def engines_running(name: str, deployment: Deployment) -> list[str]:
-    """The engines that a plan may give a technique to, that of the predicted times first.
+    """Return the engines in which a plan may run a technique, that of the predicted times first.
 
-    A packed cache is left out where the times are those of an engine without a kernel for it: what
-    another engine's kernel takes is not told by them.
+    No engine is returned for a packed cache if the predicted times are those of an engine without a
+    kernel for it, as they say nothing about another engine's kernel.
     """
     own, terms = deployment.stack.family, set(name.split("+"))
     elsewhere = terms & PACKED if is_engine(deployment.stack.name) else set()
@@ -145,9 +147,10 @@ ALIKE = ("vllm", "sglang", "trtllm")  # engines that run like machines at like s
 
 
 def runs_at_such_speed(name: str, deployment: Deployment) -> bool:
-    """Whether an engine runs a technique to which the times of the stack apply.
+    """Return whether an engine that runs the technique is as fast as the stack predicts.
 
-    Those of llama.cpp, FlexGen or Hugging Face tell nothing of what another engine alone runs.
+    The times of llama.cpp, FlexGen or Hugging Face do not apply to a technique that only another
+    engine runs.
     """
     family, able = deployment.stack.family, engines_running(name, deployment)
     if family in ON_LLAMACPP:
@@ -161,10 +164,10 @@ SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
 
 
 def served_by(name: str, deployment: Deployment) -> list[str]:
-    """The engines that start a technique for requests that keep coming.
+    """Return the engines that can serve a stream of requests with a technique.
 
-    Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
-    None where the engine of the times does not load the weights.
+    This is llama.cpp alone if its times are predicted; the three others run at similar speeds on
+    similar machines. No engine is returned if that of the predicted times cannot load the weights.
     """
     if describe_cut(deployment.stack.family, deployment):
         return []

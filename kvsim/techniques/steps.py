@@ -45,13 +45,13 @@ Known = dict[tuple[object, ...], list[Op]]
 def lay_out(
     deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Layout:
-    """Return the layout of a model whose ranges of layers have different parts.
+    """Return the layout of a model whose layers have different parts.
 
     Parameters
     ----------
     deployment : model, machine and software.
-    ranges : first and last layer of each; None for the model's last.
-    parts : what the layers of each range do.
+    ranges : first and last layer of each range; None for the model's last layer.
+    parts : parts of the layers in each range.
     """
     found: Layout = []
     rest = list(deployment.shard.layout)
@@ -81,7 +81,7 @@ def count_layers(layout: Layout) -> Counted:
 def _segments(
     deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Iterator[tuple[int, Parts]]:
-    """First layers from which on something else is done, and what."""
+    """Yield the first layer of each segment of equal layers, with its parts."""
     latest: Parts | None = None
     for (first, last), own in zip(ranges, parts, strict=True):
         end = deployment.model.layers if last is None else min(last + 1, deployment.model.layers)
@@ -97,7 +97,7 @@ def same_parts(one: Parts, other: Parts) -> bool:
 
     Parameters
     ----------
-    one, other : their parts.
+    one, other : the parts of the two layers.
     """
     if one is other:
         return True
@@ -112,12 +112,12 @@ def same_parts(one: Parts, other: Parts) -> bool:
 def count_kernels(
     ops: Iterable[Op], tables: Iterable[Launches], kind: Pass, tokens: Number = 0.0
 ) -> tuple[Op, ...]:
-    """Return ops with the kernels that kvsim's implementations issue for each of them.
+    """Return ops with the number of kernels that kvsim's own implementations launch for each.
 
     Parameters
     ----------
-    tables : of the parts whose implementations run them.
-    tokens : cached per sequence after the pass. [tokens]
+    tables : launch tables of the parts that run the ops.
+    tokens : tokens cached per sequence after the pass. [tokens]
     """
     stated = [getattr(table, kind) for table in (MODEL_LAUNCHES, *tables)]
     found = []
@@ -134,12 +134,12 @@ def count_kernels(
 
 
 def count_layer_kernels(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Return a layer's ops with the kernels that the stack issues for them.
+    """Return a layer's ops with the number of kernels that the stack launches for each.
 
     Parameters
     ----------
     at : the pass through the layer.
-    ops : of the layer, in issue order.
+    ops : ops of the layer, in issue order.
     """
     if not at.d.stack.time.counted_launches:
         return ops
@@ -149,13 +149,13 @@ def count_layer_kernels(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
-    """Return one pass of the new tokens through the model.
+    """Return one forward pass of the new tokens through the model.
 
     Parameters
     ----------
     deployment : model, machine and software.
     point : batch, context and new tokens of the pass.
-    layout : what its layers do.
+    layout : blocks of layers with their parts.
     """
     groups: list[Group] = []
     before: Parts | None = None
@@ -189,7 +189,7 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
 
 
 def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
-    """Whether the CPU still attends for the last part of the batch when a layer has been issued."""
+    """Whether the CPU is still computing attention when a layer's kernels have been launched."""
     place = parts.placement
     return not point.prefill and place.tiles > 1 and bool(np.any(place.on_cpu))
 
@@ -200,7 +200,7 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
     Parameters
     ----------
     at : the pass through the layer.
-    known : what layers of the same pass have in common, found so far; filled.
+    known : values shared by layers of the same pass; extended in place.
     """
     place, known = at.placement, {} if known is None else known
     around = at.shape.window_free
@@ -234,7 +234,7 @@ def mix_tokens(at: LayerPass) -> list[Op]:
 
 
 def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:
-    """A layer that starts when the CPU has answered the one before."""
+    """Return a layer's ops, which start when the CPU has finished the layer before."""
     start = next(i for i, op in enumerate(layer) if op.stream == "gpu")
     waiting = replace(layer[start], after=(*layer[start].after, "return_out@-1"))
     return (*layer[:start], waiting, *layer[start + 1 :])
@@ -254,12 +254,12 @@ def join_steps(steps: list[Step]) -> Step:
 
 
 def tile_point(point: Point, parts: Parts) -> Point:
-    """Return the point of one part of the batch, where layers serve it in parts.
+    """Return the operating point of one part of the batch.
 
     Parameters
     ----------
-    point : of the whole batch.
-    parts : what the layers do.
+    point : operating point of the whole batch.
+    parts : parts of the layers.
     """
     tiles = parts.placement.tiles
     return replace(point, batch=point.batch / tiles) if tiles > 1 else point
@@ -271,13 +271,13 @@ PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [toke
 def divided_pass(deployment: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
     """Return one pass of a replica, divided over data-parallel ranks and micro-batches.
 
-    Decoding has a micro-batch per stage. They follow one another, so that a round takes as many
-    times the slowest stage as there are micro-batches, and never less than one way through all
-    stages. Prompts go through in passes of some ``PART`` tokens until the last one is through.
+    Decoding uses one micro-batch per pipeline stage. A round takes the time of the slowest stage
+    times the number of micro-batches, and at least one pass through all stages. Prompts are
+    processed in passes of about ``PART`` tokens.
 
     Parameters
     ----------
-    point : of the whole replica.
+    point : operating point of the whole replica.
     forward : the pass of one micro-batch on one rank.
     """
     d = deployment
@@ -304,7 +304,7 @@ def divided_pass(deployment: Deployment, point: Point, forward: Callable[[Point]
 
 
 def _in_parts(d: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
-    """Prompts in passes of so many tokens, each through all stages.
+    """Return the prefill of prompts in passes of limited size, each through all stages.
 
     The passes are alike: of the mean length, at the mean context. The head runs once per prompt.
     """
@@ -335,7 +335,7 @@ def _repeated(ops: tuple[Op, ...], times: Number) -> tuple[Op, ...]:
 
 
 def _sending(d: Deployment, data: Number) -> Number:
-    """Time to bring hidden states to the next stage; each of its GPUs takes its part. [s]"""
+    """Return the time to send hidden states to the next stage, divided over its GPUs. [s]"""
     link = NETWORK if d.parallelism.stage >= d.domain else d.hardware.links["link"]
     return d.stack.time.stage + link.latency + data / d.tp / link.bandwidth
 
@@ -399,7 +399,7 @@ def place_host_weights(
 
 
 def _is_away(op: Op, shape: LayerShape) -> bool:
-    """Whether an op multiplies with what is in host memory."""
+    """Whether an op multiplies with weights that are in host memory."""
     if op.stream != "gpu" or op.kernel == "allreduce":
         return False
     experts = op.name.startswith("experts_") and op.name not in EXCHANGES
@@ -409,7 +409,7 @@ def _is_away(op: Op, shape: LayerShape) -> bool:
 
 
 def _streamed(deployment: Deployment, point: Point) -> Number:
-    """1 where weights are copied to the GPU for a pass, 0 where the CPU multiplies."""
+    """Return 1 if weights are copied to the GPU for a pass, 0 if the CPU multiplies with them."""
     way, least = deployment.host.way, deployment.stack.offload.stream
     if way != "auto" or not least:
         return 1.0 if way == "streamed" else 0.0
@@ -417,7 +417,7 @@ def _streamed(deployment: Deployment, point: Point) -> Number:
 
 
 def _on_cpu(moved: list[Op], states: Number, share: Number, previous: tuple[str, ...]) -> list[Op]:
-    """The CPU multiplies with the same weights; hidden states go there and back."""
+    """Return the ops of multiplying on the CPU, with copies of hidden states there and back."""
     if not np.any(share):
         return []
     flops = sum((op.flops for op in moved), np.zeros(()))
@@ -446,7 +446,7 @@ def _on_gpu(
     share: Number,
     previous: tuple[str, ...],
 ) -> list[Op]:
-    """Weights are copied to the GPU, of experts those that any token touches."""
+    """Return the ops of copying weights to the GPU; of experts, only those that tokens use."""
     if not np.any(share):
         return []
     size: Number = layer_weights(deployment, shape, on_host=True)
@@ -471,9 +471,9 @@ def _on_gpu(
 
 
 def _staging(deployment: Deployment) -> float:
-    """How much longer than over the link alone copies of memory take that is not pinned. [s/B]
+    """Return the additional time per byte of copying memory that is not pinned. [s/B]
 
-    The driver copies it through a pinned buffer of its own, whose rate the host sets, not the link.
+    The driver copies it through its own pinned buffer, at a rate that the host limits.
     """
     stack = deployment.stack
     if not stack.offload.pageable:

@@ -58,22 +58,29 @@ MAX_CACHED = 64  # answers that a technique keeps of a deployment
 
 @frozen
 class Layers:
-    """The terms of a range of layers, counted from 0; without a last one, up to the model's."""
+    """The terms for layers ``first`` to ``last``.
+
+    Attributes
+    ----------
+    terms : the terms of these layers.
+    first, last : first and last layer, inclusive and counted from 0; None is the model's last
+        layer.
+    """
 
     terms: tuple[Term, ...]
     first: int = 0
     last: int | None = None
 
     def __str__(self) -> str:
-        """As the notation writes it."""
+        """Return the notation of the range and its terms."""
         return self.write(map(str, self.terms))
 
     def write(self, terms: Iterable[str]) -> str:
-        """Return the range, if it is not all layers, and its terms.
+        """Write the range, unless it covers all layers, and its terms.
 
         Parameters
         ----------
-        terms : as they are to be written.
+        terms : text of the terms.
         """
         text = " + ".join(terms)
         if self.first == 0 and self.last is None:
@@ -153,7 +160,7 @@ class Technique:
         return "; ".join(filter(None, [*map(str, self.layers), drafted]))
 
     def changed(self, **settings: Any) -> "Technique":
-        """Return the technique with other settings, in every term that has them.
+        """Return the technique with new values of settings, in every term that has such settings.
 
         Parameters
         ----------
@@ -165,7 +172,7 @@ class Technique:
         )
 
     def rows(self) -> "list[Technique]":
-        """Return one technique with scalar settings per row of array-valued ones."""
+        """Split array-valued settings: return one technique with scalar settings per element."""
         values = (v for term in self.terms for v in term.settings.values())
         count = max((np.size(v) for v in values if isinstance(v, np.ndarray)), default=0)
         return [self._change_terms(partial(_take_row, row=i)) for i in range(count)] or [self]
@@ -177,7 +184,7 @@ class Technique:
     # hooks
 
     def refuses(self, deployment: Deployment) -> str:
-        """Return why the technique cannot run there, or an empty string.
+        """Return why the technique cannot run in a deployment, or an empty string.
 
         Parameters
         ----------
@@ -192,7 +199,7 @@ class Technique:
         return reason or _parallel_conflict(deployment, self)
 
     def refuses_released(self, deployment: Deployment) -> str:
-        """Return why it cannot run with the model as it was published, or an empty text.
+        """Return why it cannot run with the published model, or an empty string.
 
         Parameters
         ----------
@@ -202,14 +209,14 @@ class Technique:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether these settings give the tokens that full-precision KV gives."""
+        """Whether generated tokens equal those with a full-precision cache."""
         return all(part.exact for parts in self.parts for part in parts.by_axis())
 
     def needs_kernel(self, stack: str) -> str:
-        """Return the kernel that no engine ships but the prediction assumes, or an empty string.
+        """Return the kernel that the prediction assumes but no engine ships, or an empty string.
 
-        A stack of a serving engine is measured. A packed cache in a format that the engine does
-        not ship is predicted by kernels that do not exist yet: no ranking puts it above the others.
+        For serving engines, a packed cache in a format that the engine does not ship is predicted
+        with kernels that do not exist yet, so no ranking puts it first.
 
         Parameters
         ----------
@@ -247,16 +254,16 @@ class Technique:
 
     @property
     def mixes(self) -> bool:
-        """Whether one pass can hold parts of prompts and decoding sequences together."""
+        """Whether one pass can contain both prompt chunks and decoding sequences."""
         alone = self.pass_width == 1 and self.tiles() == 1
         return alone and not any(parts.placement.streams for parts in self.parts)
 
     def term(self, kind: type[AnyTerm]) -> AnyTerm:
-        """Return the term of a kind.
+        """Return the technique's term of a class.
 
         Parameters
         ----------
-        kind : class of the term.
+        kind : the class.
 
         Raises
         ------
@@ -316,13 +323,14 @@ class Technique:
         return tuple(found)
 
     def tiles(self) -> int:
-        """Parts of the batch that pass through a layer one after another; it divides by them."""
+        """Number of parts into which each layer divides the batch, which must divide evenly."""
         return lcm(*(parts.placement.tiles for parts in self.parts))
 
     def for_batches(self, batches: Array) -> "Technique":
-        """Return the technique with the most parts, up to those set, that divide every batch.
+        """Return the technique with the largest number of batch parts that divides every batch.
 
-        If batches would need different numbers of parts, it is returned unchanged.
+        The number is at most the one set. If batches would need different numbers, the technique is
+        returned unchanged.
 
         Parameters
         ----------
@@ -351,7 +359,7 @@ class Technique:
         )
 
     def prefill(self, deployment: Deployment, point: Point) -> Step:
-        """Return the pass over the prompt, a draft model's after the model's own.
+        """Return the prefill pass of the model, followed by that of a draft model.
 
         Parameters
         ----------
@@ -416,7 +424,7 @@ class Technique:
         deployment : model, machine and software.
         point : the pass.
         shape : the kind of the layer.
-        parts : what the layer does; the first layer's if not given.
+        parts : the layer's parts; by default those of the first layer.
         """
         at = LayerPass(deployment, point, shape, parts or self.parts[0])
         return mix_tokens(at)
@@ -442,12 +450,12 @@ class Technique:
 
     @property
     def fills_drive(self) -> bool:
-        """Whether some layer has a share of anything on a drive behind the host."""
+        """Whether some layer keeps a part of its cache, weights or hidden states on a drive."""
         return any(parts.placement.fills_drive for parts in self.parts)
 
     @property
     def streams_weights(self) -> bool:
-        """Whether some layer has a share of its weights on the host, or on a drive behind it."""
+        """Whether some layer keeps a part of its weights on the host or a drive."""
         return any(parts.placement.streams_weights for parts in self.parts)
 
     def uses_host(self, deployment: Deployment) -> bool:
@@ -463,7 +471,7 @@ class Technique:
         return any(np.any(np.asarray(n) > 0) for name, n in away if name != HOST_WEIGHTS)
 
     def kept_share(self, deployment: Deployment, point: Point) -> Number:
-        """Return the share of tokens that caches hold after a pass, of those held by ``full``.
+        """Return the number of cached tokens after a pass relative to a full cache.
 
         Parameters
         ----------
@@ -476,7 +484,7 @@ class Technique:
         return self.cached(deployment, "counted", lambda: count_layers(self.layout(deployment)))
 
     def layout(self, deployment: Deployment) -> Layout:
-        """Return blocks of layers with how often each repeats, and what they do.
+        """Return the blocks of layers, the number of times that each repeats, and their parts.
 
         Parameters
         ----------
@@ -486,13 +494,13 @@ class Technique:
         return self.cached(deployment, "layout", lambda: lay_out(deployment, ranges, self.parts))
 
     def cached(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
-        """Return a value that is the same at any batch, computed once per deployment.
+        """Return a value that does not depend on the batch, computed once per deployment.
 
         Parameters
         ----------
         deployment : model, machine and software.
-        what : the key that it is kept under.
-        find : finds it.
+        what : key under which it is stored.
+        find : computes the value.
         """
         known = self._cached.get(id(deployment))
         if known is None or known[0] is not deployment:
@@ -511,7 +519,7 @@ class Technique:
 
 
 def compose(*terms: Term) -> Technique:
-    """Return the technique of some terms in all layers.
+    """Return the technique that applies the given terms to all layers.
 
     Parameters
     ----------
@@ -521,7 +529,7 @@ def compose(*terms: Term) -> Technique:
 
 
 def _parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Parts, ...]:
-    """The parts of each range of layers; those with the very same terms are made once.
+    """Return the parts of each range of layers; ranges with identical terms share them.
 
     Parameters
     ----------
@@ -533,7 +541,7 @@ def _parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Pa
 
 
 def _combine(terms: Iterable[Term]) -> Parts:
-    """One part of each axis, the defaults where no term says anything.
+    """Combine terms into one part per axis, with defaults for axes that no term sets.
 
     Raises
     ------
@@ -554,14 +562,14 @@ def _combine(terms: Iterable[Term]) -> Parts:
 
 
 def _take_row(term: Term, row: int) -> Term:
-    """The term with one number of each array of settings."""
+    """Return the term with one element of each array-valued setting."""
     arrays = {k: v for k, v in term.settings.items() if isinstance(v, np.ndarray)}
     own = {k: np.ravel(v)[row if np.size(v) > 1 else 0] for k, v in arrays.items()}
     return replace(term, **{k: simplify(v) for k, v in own.items()})
 
 
 def _coverage_conflict(ranges: tuple[Layers, ...], layers: int) -> str:
-    """Which of a model's layers no range covers or does not exist, or nothing."""
+    """Return which layers are covered by no range or do not exist, or an empty string."""
     expected = 0
     for some in ranges:
         if some.first != expected:
@@ -575,7 +583,7 @@ def _coverage_conflict(ranges: tuple[Layers, ...], layers: int) -> str:
 
 
 def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
-    """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
+    """Return why layers that share a cache or use an indexer cannot run, or an empty string."""
     m = deployment.model
     every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
     for index, owner in m.owners.items():
@@ -591,7 +599,7 @@ def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
 
 
 def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
-    """Why a technique cannot run on several ranks or stages; nothing if it can."""
+    """Return why a technique cannot run on several ranks or stages, or an empty string."""
     if deployment.single_pass:
         return ""
     if technique.mixes and not technique.uses_host(deployment):
@@ -603,7 +611,7 @@ def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
 
 
 def _unaffected_layers(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
-    """What a reader should know about layers without a cache of their own."""
+    """Return notes about layers that have no cache of their own."""
     m = deployment.model
     kinds = Counter(shape.mixer for shape in m.shapes())
     acts = any(part.name not in DEFAULT_NAMES for parts in layers for part in parts.by_axis()[:3])

@@ -372,8 +372,8 @@ def _parent_rows(conduct: Conduct, name: str) -> Integers:
     late = np.flatnonzero(parent >= np.arange(own.size))
     if late.size:
         raise InputError(
-            f"{name}, request {late[0] + 1}: follows request {parent[late[0]] + 1}, which is not "
-            f"before it; expected a turn after the one that it follows"
+            f"{name}: request {late[0] + 1} follows request {parent[late[0]] + 1}, which does not "
+            f"precede it in the file; put each turn after the one it follows"
         )
     return parent.astype(np.int64)
 

@@ -41,54 +41,54 @@ View = tuple[int, tuple[int, ...], tuple[int, ...], int]
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Tell whether an op is made of others, which are to be looked at instead."""
+    """Return whether an op consists of other ops, which are counted instead."""
     implicit = "CompositeImplicitAutograd"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit))
 
 
 @cache
 def is_kernel(func: Any) -> bool:
-    """Tell whether an op is a kernel: no view, nothing that only allocates."""
+    """Return whether an op runs a kernel, rather than making a view or allocating memory."""
     return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
 
 
 class Written:
-    """Bytes that an op has made; none until somebody else reads them."""
+    """Bytes that an op has written; they count once another op reads them."""
 
     def __init__(self, views: Iterable[View]) -> None:
         self._views = views
         self.size = 0  # [B]
 
     def read(self) -> None:
-        """Add up what was written, as another op needs it in memory."""
+        """Count the bytes as written to memory, because another op reads them."""
         self.size = _union(self._views)
 
 
 class Outlived:
-    """Tensors that ops have made and that are still there."""
+    """Tensors that ops have created and that still exist."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[UntypedStorage], Written]] = {}
 
     def add(self, storage: UntypedStorage, views: Iterable[View]) -> Written:
-        """Note a tensor that only its own op has read so far."""
+        """Record a tensor that only its own op has read so far."""
         key, forget = storage._cdata, self._known.pop
         written = Written(views)
         self._known[key] = ref(storage, lambda _: forget(key, None)), written
         return written
 
     def read(self, storage: UntypedStorage) -> None:
-        """Note that somebody reads a tensor."""
+        """Record that a tensor is read."""
         if known := self._known.pop(storage._cdata, None):
             known[1].read()
 
 
 class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches for what is read between the ops of a run.
+    """Records tensors that are read between the ops of a run.
 
     Parameters
     ----------
-    outlived : what ops have made.
+    outlived : tensors that ops have created.
     """
 
     def __init__(self, outlived: Outlived) -> None:
@@ -108,7 +108,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Fused:
-    """Count kernels that are launched without PyTorch's dispatcher, such as Triton's.
+    """Counter of kernels launched outside PyTorch's dispatcher, such as Triton's.
 
     Attributes
     ----------
@@ -120,10 +120,10 @@ class Fused:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """FLOPs by torch's formulas, and kernels, of everything that PyTorch runs.
+    """Counter of FLOPs, by PyTorch's formulas, and of kernels of everything that PyTorch runs.
 
-    Ops made of others are opened first, as ``torch.utils.flop_counter`` does; what is left are
-    kernels, views and allocations.
+    Composite ops are decomposed first, as in ``torch.utils.flop_counter``, into kernels, views and
+    allocations.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def kernels(self) -> int:
-        """Kernels so far; to be read when it is left."""
+        """Number of kernels so far; valid after the context is left."""
         return self._seen + Fused.launched - self._before
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
@@ -155,11 +155,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Footprint(Watch):  # type: ignore[no-untyped-call]
-    """Bytes that one op moves.
+    """Counter of the bytes that one op moves.
 
     Parameters
     ----------
-    outlived : what the ops of the run have made.
+    outlived : tensors that ops of the run have created.
     """
 
     def __init__(self, outlived: Outlived) -> None:
@@ -173,14 +173,14 @@ class Footprint(Watch):  # type: ignore[no-untyped-call]
         self._computed: dict[int, set[View]] = defaultdict(set)  # writes but for plain copies
 
     def finish(self) -> tuple[int, list[Written]]:
-        """Tell what was moved; the op is over.
+        """Return the moved bytes at the end of the op.
 
         Returns
         -------
         moved
-            Read from outside and written to what was there before. [B]
+            Bytes read from and written to tensors that existed before. [B]
         written
-            What it has made.
+            Tensors that the op has created.
         """
         own = {key: self._writes.pop(key) for key in self._own if key in self._writes}
         written = [self._outlived.add(self._held[key], views) for key, views in own.items()]
@@ -282,7 +282,7 @@ def size(*tensors: Tensor | None) -> int:
 
 @dataclass
 class Count:
-    """What one op did, or is stated to do, over all layers: in one forward pass or a phase."""
+    """Work of one op over all layers of a pass or phase, as counted or as predicted."""
 
     flops: float = 0  # [FLOP]
     bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
@@ -294,7 +294,7 @@ class Count:
 
     @property
     def measured(self) -> int:
-        """What its kernels read and wrote, as ``Footprint`` counts. [B]"""
+        """Bytes that its kernels read and wrote, as ``Footprint`` counts them. [B]"""
         return self.touched + sum(one.size for one in self.written)
 
     def move(self, channel: Channel, moved: float) -> None:
@@ -303,7 +303,7 @@ class Count:
         Parameters
         ----------
         channel
-            Memory or link that they pass through.
+            Name of the memory or link.
         """
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
@@ -337,20 +337,20 @@ class Count:
 
 
 class OpRecord:
-    """What an op says about itself while it runs; does nothing unless counted."""
+    """Record of what an op states about its own work; does nothing unless ops are counted."""
 
     counting = False  # whether it is worth finding out what to say
 
     def reads(self, *tensors: Tensor | None) -> Self:
-        """Note what the op reads from the memory of its device; returns this record."""
+        """Record the tensors that the op reads from device memory; returns this record."""
         return self
 
     def writes(self, *tensors: Tensor | None) -> Self:
-        """Note what the op writes to the memory of its device; returns this record."""
+        """Record the tensors that the op writes to device memory; returns this record."""
         return self
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
-        """Note how many pairs of a query and a key the op computes.
+        """Record how many query-key pairs the op computes.
 
         Pairs that a mask hides are not counted.
 
@@ -363,7 +363,7 @@ class OpRecord:
         """
 
     def computes(self, flops: int) -> None:
-        """Note the work of a kernel that PyTorch has no formula for.
+        """Record the FLOPs of a kernel for which PyTorch has no formula.
 
         Parameters
         ----------
@@ -373,10 +373,10 @@ class OpRecord:
 
 
 class NullCounter:
-    """The interface of a count that counts nothing."""
+    """A counter that counts nothing, and the interface of all counters."""
 
     def begin(self, kind: Kind) -> None:
-        """Note that a forward pass starts.
+        """Record that a forward pass starts.
 
         Parameters
         ----------
@@ -398,7 +398,7 @@ class NullCounter:
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
-        """Note a copy between GPU and host memory, in the pass that uses its data.
+        """Record a copy between GPU and host memory, in the pass that uses its data.
 
         Parameters
         ----------
@@ -410,7 +410,7 @@ class NullCounter:
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Run work of a lane, on the thread or stream that stands for it.
+        """Context of a copy stream's work, on the thread or stream that represents it.
 
         Parameters
         ----------
@@ -420,16 +420,16 @@ class NullCounter:
         yield
 
     def separate(self) -> "NullCounter":
-        """A count of its own for work that a later pass will use; see ``merge``."""
+        """Return a separate counter for work that a later pass will use; see ``merge``."""
         return self
 
     def merge(self, note: "NullCounter") -> None:
-        """Add what was counted apart to this pass.
+        """Add the counts of a separate counter to this pass.
 
         Parameters
         ----------
         note
-            A count that ``separate`` has made.
+            Counter that ``separate`` has returned.
         """
 
 
@@ -437,7 +437,7 @@ NULL_COUNTER = NullCounter()
 
 
 def uncounted() -> AbstractContextManager[None]:
-    """Work that is only there to say what an op reads and writes; its kernels do not count."""
+    """Context whose kernels are not counted, for work that only records what an op reads."""
     return _disable_current_modes()
 
 
@@ -450,7 +450,7 @@ class CountedPass:
 
 
 class OpCounter(NullCounter):
-    """Counts every op; safe to call from the threads that stand for streams on a CPU."""
+    """Counter of every op; safe to call from the threads that represent streams on a CPU."""
 
     def __init__(self, outlived: Outlived | None = None) -> None:
         self.passes: list[CountedPass] = []
@@ -460,17 +460,17 @@ class OpCounter(NullCounter):
         self._outlived = outlived or Outlived()
 
     def watch(self) -> AbstractContextManager[object]:
-        """A whole run: what is read between ops is seen too."""
+        """Context of a whole run, in which reads between ops are recorded too."""
         self.watched = True
         return Between(self._outlived)
 
     def begin(self, kind: Kind) -> None:
-        """Note that a forward pass starts: what follows belongs to it."""
+        """Record that a forward pass starts, to which the following ops belong."""
         self.passes.append(CountedPass(kind))
 
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
-        """Count what runs inside under that name."""
+        """Count the work within the context under the name of an op."""
         record, footprint = _CountedRecord(), Footprint(self._outlived)
         with footprint:
             yield record
@@ -498,7 +498,7 @@ class OpCounter(NullCounter):
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Measure what a copy moves."""
+        """Measure the bytes that a copy moves."""
         footprint = Footprint(self._outlived)
         with footprint:
             yield
@@ -507,13 +507,13 @@ class OpCounter(NullCounter):
             self.links[stream] = self.links.get(stream, 0) + moved
 
     def separate(self) -> "OpCounter":
-        """A count of its own."""
+        """Return a separate counter of the same kind."""
         note = OpCounter(self._outlived)
         note.begin("decode")
         return note
 
     def merge(self, note: NullCounter) -> None:
-        """Add what was counted apart to this pass."""
+        """Add the counts of a separate counter to this pass."""
         assert isinstance(note, OpCounter)
         for name, more in note.passes[0].ops.items():
             with self._lock:

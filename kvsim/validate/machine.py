@@ -19,7 +19,7 @@ def find_device(name: str) -> torch.device:
     Raises
     ------
     InputError
-        If it is not there.
+        If there is no such device.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -36,9 +36,9 @@ def find_device(name: str) -> torch.device:
 
 
 def refusals(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """What says that something cannot run here: memory that ran out, a kernel that is missing.
+    """Return the exceptions that mean that something cannot run, such as out of memory.
 
-    Triton's errors, such as a kernel that asks for more shared memory than the card has, are no
+    Triton's errors, such as a kernel that needs more shared memory than the card has, are not
     RuntimeErrors.
     """
     from kvsim.validate.kernels.language import TritonError
@@ -60,7 +60,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def check_memory(device: torch.device, needed: float) -> None:
-    """Refuse what would not fit.
+    """Check that enough memory is free.
 
     Raises
     ------

@@ -22,14 +22,14 @@ BASELINE = "full"
 
 @frozen
 class MeasuredLoss:
-    """What a technique lost on a text.
+    """Quality loss of a technique on a text, relative to full-precision KV.
 
     Attributes
     ----------
     relative
-        Of perplexity, over full-precision KV's.
+        Relative increase in perplexity.
     divergence
-        Mean KL divergence from full-precision KV's next token. [nat per token]
+        Mean KL divergence of the next token's distribution. [nat per token]
     """
 
     relative: float
@@ -40,7 +40,7 @@ class MeasuredLoss:
 def measure_loss(
     decoder: Decoder, technique: Technique, reading: Reading, texts: Sequence[Sequence[int]]
 ) -> MeasuredLoss:
-    """Read a text under full-precision KV and under a technique.
+    """Measure the quality loss of a technique on a text, relative to full-precision KV.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ def measure_loss(
 
 @frozen
 class PlanTimes:
-    """A plan's times and memory, and full-precision KV's, each over several runs."""
+    """Times and memory of a plan and of full-precision KV, each over several runs."""
 
     plan: tuple[Timing, ...]
     full: tuple[Timing, ...]
 
     def compared(self, deployment: Deployment, work: RandomPrompts, times: bool) -> list[Measured]:
-        """Beside their predictions; of times only where the machine is the deployment's.
+        """Compare measurements with predictions; times only if the machine is the deployment's.
 
-        The speedup is full-precision KV's time per token over the plan's.
+        The speedup is full-precision KV's time per token divided by the plan's.
         """
         t = self.plan[0].technique
         kept = [float(run.resident) for run in self.plan]
@@ -86,7 +86,7 @@ class PlanTimes:
 def time_plan(
     decoder: Decoder, technique: Technique, work: RandomPrompts
 ) -> Iterator[PlanTimes | str]:
-    """Run a plan and full-precision KV in turns; yields what it is about to do, then the times.
+    """Time a plan and full-precision KV in turns; yield progress lines, then the times.
 
     Raises
     ------

@@ -19,7 +19,7 @@ UNKNOWN_CACHE = 2**25
 
 @frozen
 class Processor:
-    """The part of the host that is used."""
+    """The part of the host's processor that is used."""
 
     cpus: tuple[int, ...]  # of one NUMA node
     cores: int  # what these are worth under a quota of time
@@ -39,19 +39,19 @@ class Processor:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """Describe the processor in one line."""
         more = f", node {self.node} of {self.nodes}" if self.nodes > 1 else ""
         limited = f" of {len(self.cpus)}" if self.cores < len(self.cpus) else ""
         return f"{self.cores}{limited} cores{more}, {self.cache / 2**20:.0f} MiB of cache"
 
     def bind(self) -> None:
-        """Stay on the node's CPUs, so that memory is theirs."""
+        """Bind the process to the CPUs of the node, so that its memory is local."""
         if self.nodes > 1 and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cpus)
 
 
 def available_memory(root: Path = SYSTEM_ROOT) -> int:
-    """Measure the memory that this process can still have, as kernel and container allow. [B]"""
+    """Measure the memory that kernel and container let this process allocate. [B]"""
     found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(root / "proc/meminfo"))
     free = int(found[1]) * 1024 if found else 2**63  # not Linux
     for limit, used in _memory_limits(root):
@@ -60,12 +60,12 @@ def available_memory(root: Path = SYSTEM_ROOT) -> int:
 
 
 def memory_limit(root: Path = SYSTEM_ROOT) -> int:
-    """Read what the container may have in all.
+    """Read the container's memory limit.
 
     Returns
     -------
     int
-        Limit; 2**63 where there is none. [B]
+        Limit; 2**63 if there is none. [B]
     """
     return min((limit for limit, _ in _memory_limits(root)), default=2**63)
 

@@ -64,7 +64,7 @@ SELF_DRAFTING: Mapping[str, str] = MappingProxyType(
 
 @frozen
 class SmallRun:
-    """A run that a check does; techniques have settings that act in it."""
+    """Size of a small run in which techniques are checked, with settings that take effect in it."""
 
     batch: int  # [sequences]
     prompt: int  # [tokens]
@@ -74,10 +74,10 @@ class SmallRun:
 
     @property
     def sizes(self) -> dict[str, str]:
-        """What settings may name in braces, of the prompt and the model.
+        """Return the names that settings may use in braces, with their values in this run.
 
-        ``several`` sequences are there in a batch alone, ``alone`` (half of the prompt) where there
-        is no other, ``one_head`` (its share of the KV heads) beside others.
+        ``several`` exists only in a batch of several sequences, ``alone`` (half of the prompt) only
+        with one, ``one_head`` (the share of one KV head) only with several heads.
         """
         quarter, half = max(1, self.prompt // 4), self.prompt // 2
         found: dict[str, object] = {
@@ -98,20 +98,20 @@ class SmallRun:
 
 
 def small_settings(name: str, run: SmallRun) -> list[str]:
-    """List settings under which a preset acts in a small run.
+    """List settings with which a preset takes effect in a small run.
 
     Parameters
     ----------
     name
-        The preset, whose file has them as ``SMALL_SETTINGS``.
+        Name of the preset, whose file has the constant ``SMALL_SETTINGS``.
     run
-        What their braces are filled with; settings that name what the run does not have are left
+        Size of the run, which replaces names in braces; settings with names that it lacks are left
         out.
 
     Returns
     -------
     list of str
-        Settings as the notation writes them, without the technique's name; empty where none suit.
+        Settings in notation, without the technique's name; empty if none fit.
     """
     if name in COMPOSITIONS:
         texts = COMPOSITIONS[name]
@@ -128,20 +128,19 @@ def small_settings(name: str, run: SmallRun) -> list[str]:
 
 
 def find_part(base: type[Piece], part: Part, name: str = "") -> type[Piece]:
-    """Find the class that runs a part.
+    """Find the class that implements a part.
 
     Parameters
     ----------
     base
-        What the class has to be derived from.
+        Base class of the class.
     name
-        As the notation writes it, such as ``late-kivi``, whose class is ``LateKivi``; the part's
-        own if not given.
+        Name in notation, such as ``late-kivi`` for the class ``LateKivi``; by default the part's.
 
     Raises
     ------
     InputError
-        If there is none.
+        If there is no such class.
     """
     if isinstance(part, Selfdraft):
         name = SELF_DRAFTING[part.reads]

@@ -21,18 +21,18 @@ PROMPT_CHUNK = 8192  # prompt tokens that pass through a layer at once
 
 
 class Generation:
-    """One batch of prompts on its way through a decoder under a technique.
+    """Generation of text for one batch of prompts, by a decoder under a technique.
 
-    Between rounds, all tokens of a sequence but the last are in its cache.
+    Between rounds, all tokens of a sequence except the last one are in its cache.
 
     Parameters
     ----------
     prompts : tokens of every sequence; lengths may differ.
     generate : tokens to generate per sequence.
     chunk : prompt tokens that pass through a layer at once.
-    temperature : 0 takes the likeliest token, otherwise tokens are drawn.
-    keep : collect in ``logits`` what each token was chosen by.
-    kind : what runs the technique.
+    temperature : sampling temperature; 0 for the most likely token.
+    keep : collect the logits by which each token was chosen, in ``logits``.
+    kind : class that runs the technique.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Generation:
 
     @torch.inference_mode()
     def complete(self) -> Tensor:
-        """Everything from the prompt to the last token; tokens (batch, generate)."""
+        """Generate until every sequence is complete, and return the tokens. (batch, generate)"""
         try:
             self.start()
             while min(self.done) < self.generate:
@@ -92,14 +92,14 @@ class Generation:
 
     @torch.inference_mode()
     def start(self) -> None:
-        """The prompt, its first token, and what the technique does before the first round."""
+        """Run prefill, choose the first tokens, and prepare the technique's first round."""
         logits = self._prefill()
         self.emit(self.choose(logits), logits=logits)
         self.impl.after_prompt(self)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
-        """Run one pass over new tokens; ``done`` does not change. (batch, new, vocab)"""
+        """Run one pass over new tokens and return the logits. (batch, new, vocab)"""
         self.decoder.counter.begin(kind)
         new = tokens.shape[1]
         first = self._on_device[:, None] + ahead
@@ -135,7 +135,7 @@ class Generation:
         self.impl.on_layer_output(layer, hidden, step)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Choose one token for each row of logits."""
+        """Choose one token for each row of logits. (..., vocab) to (...,)"""
         with self.decoder.counter.op("sample") as record:
             record.reads(logits)
             if not self.temperature:
@@ -151,10 +151,10 @@ class Generation:
     def emit(
         self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
     ) -> None:
-        """Take the tokens that a round has decided on.
+        """Append the tokens that a round has generated to the sequences.
 
-        Afterwards the cache holds all of a sequence's tokens but the newest. Sequences that are
-        complete take no more.
+        Afterwards the cache holds all tokens of a sequence except the newest. Complete sequences
+        are not extended.
         """
         tokens = tokens.view(self.batch, -1)
         given = [tokens.shape[1]] * self.batch if counts is None else counts
@@ -183,9 +183,9 @@ class Generation:
             self._on_device += taken[0] if alike else to_device(taken, device)
 
     def decode_in_place(self) -> None:
-        """What a round of one likeliest token does on the device, with nothing from the host.
+        """Decode one token per sequence on the device alone, as a CUDA graph can replay it.
 
-        All that it changes stays where it is, so that it can be repeated as it was issued.
+        All tensors that it changes keep their addresses.
         """
         if self._place is None:
             self._place = torch.full_like(self.last, self.done[0])[:, None]
@@ -196,7 +196,7 @@ class Generation:
         self._on_device += 1
 
     def decoded_in_place(self) -> None:
-        """What the host notes of such a round."""
+        """Update the host's state after a round of ``decode_in_place``."""
         self.yielded.append([1] * self.batch)
         self.done = [n + 1 for n in self.done]
         self.cached = [n + 1 for n in self.cached]

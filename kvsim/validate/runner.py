@@ -31,18 +31,18 @@ SOON = 90  # longer is told in minutes [s]
 
 @frozen
 class Past:
-    """How a unit has gone on this machine.
+    """How a unit has gone on this machine so far.
 
     Attributes
     ----------
     form
-        The form that is done, if any.
+        Form that is complete, if any.
     took
-        How long that took. [s]
+        Duration of that form. [s]
     failures
-        How often the unit failed.
+        Number of times that the unit failed.
     ended
-        By form, the time after which it was ended because time was up. [s]
+        By form, the time after which it was stopped because the time was up. [s]
     """
 
     form: Form | None = None
@@ -61,21 +61,21 @@ class Unit:
     Attributes
     ----------
     name
-        The unit's name, whose first word is its kind.
+        Name of the unit, whose first word is its kind.
     seconds
         Estimated time of the long form, or of the only one. [s]
     short
         Estimated time of the short form; None if there is none. [s]
     needs
-        Names of units that have to be done before it.
+        Names of units that must be complete before it starts.
     most
-        Time after which it has failed. [s]
+        Time after which it counts as failed. [s]
     resumes
-        Whether it keeps its results when it is ended early, and goes on from there.
+        Whether it keeps its results when it is stopped early, and continues from them.
     required
-        Whether it is done even if time is up, as the others are useless without it.
+        Whether it is run even if the time is up, because other units depend on it.
     rank
-        Units of a lower rank are given time first, whatever the order in which they run.
+        Priority: time is allotted to lower ranks first, whatever the order in which units run.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Unit:
 
     @property
     def shortest(self) -> Form:
-        """The shortest form that it has."""
+        """The short form if there is one, else the only form."""
         return "long" if self.short is None else "short"
 
     def estimate(self, form: Form) -> float:
@@ -102,13 +102,13 @@ class Unit:
         return self.short if form == "short" and self.short is not None else self.seconds
 
     def is_complete(self, past: Past) -> bool:
-        """Tell whether its longest form is done."""
+        """Return whether its longest form is complete."""
         return past.form == "long" or (past.form is not None and self.short is None)
 
 
 @frozen
 class Chosen:
-    """A unit of a plan, and in which form it runs.
+    """A unit of a plan, and the form in which it will run.
 
     Attributes
     ----------
@@ -129,18 +129,21 @@ class Chosen:
 
 
 class Runner:
-    """Goes through units; each is what a loop over it does.
+    """Iterate over units that fit in the remaining time.
+
+    The body of the loop runs each unit, and the time until the next iteration is recorded as its
+    duration.
 
     Parameters
     ----------
     units
-        In the order in which they run; time goes to those of the lowest rank first.
+        Units in the order in which they run; time is allotted to the lowest ranks first.
     seconds
-        Time there is; endless if all of them are to run.
+        Time available; infinite if all units are to run. [s]
     past
-        How units went before, by name.
+        How units went in earlier sessions, by name.
     clock
-        Tells the time; kept as ``now``. [s]
+        Function that returns the time; kept as ``now``. [s]
     """
 
     def __init__(
@@ -171,18 +174,18 @@ class Runner:
 
     @property
     def time_left(self) -> float:
-        """Time there still is. [s]"""
+        """Time that remains. [s]"""
         return self._end - self.now()
 
     @property
     def remaining(self) -> str:
-        """About how long the rest of the plan takes, in words; empty until a unit is done."""
+        """Approximate time of the remaining plan, in words; empty before a unit is done."""
         if not any(past.took for past in self.past.values()):
             return ""
         return duration(max(0.0, self._remaining - (self.now() - self._begun)))
 
     def expected(self, unit: Unit, form: Form, pace: float = 1.0) -> float:
-        """Estimate how long a unit takes; longer than it was given where it was ended early. [s]"""
+        """Estimate how long a unit takes; longer than its last limit if it was stopped. [s]"""
         ended = self.past.get(unit.name, NEVER).ended.get(form, 0.0)
         return max(pace * unit.estimate(form), RETRY_FACTOR * ended)
 
@@ -208,13 +211,14 @@ class Runner:
     def plan(self) -> list[Chosen]:
         """Plan the rest of the time.
 
-        First every unit in its least form, as far as they fit; then the long forms of those whose
-        short ones leave time for it. Where all are done, the long form of one that is not complete.
+        Every unit is planned in its shortest form first, as far as they fit; the remaining time
+        goes to long forms. If all units are done, one that is not complete is planned in its long
+        form.
 
         Returns
         -------
         list of Chosen
-            In the order in which they run; empty where nothing fits.
+            Units in the order in which they run; empty if nothing fits.
         """
         pace, time = self.paces(), self.time_left
         budget = time
@@ -257,12 +261,12 @@ class Runner:
 
 
 def duration(seconds: float) -> str:
-    """Say about how long something takes, behind other words."""
+    """Describe approximately how long something takes, as the end of a sentence."""
     return f", about {seconds:.0f} s" if seconds < SOON else f", about {seconds / 60:.0f} min"
 
 
 class Progress:
-    """How far runs are.
+    """Progress of a number of runs, and the estimated time left.
 
     Parameters
     ----------
@@ -273,12 +277,12 @@ class Progress:
         self._total, self._done, self._begin = total, 0, monotonic()
 
     def line(self, what: str) -> str:
-        """Name the run that is next.
+        """Describe the next run.
 
         Returns
         -------
         str
-            Its number, the minutes that are left, and its name.
+            Its number, the estimated minutes left, and its name.
         """
         left, rest = self._total - self._done, ""
         if self._done and left:

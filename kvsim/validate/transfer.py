@@ -69,7 +69,7 @@ class HostArena:
         return home.view(shape)
 
     def leave(self) -> None:
-        """Count a user of the memory less; when the last one leaves, unpin and free all of it."""
+        """Count one user of the memory less; after the last one, unpin and free all of it."""
         self.users -= 1
         if self.users > 0:
             return
@@ -92,7 +92,7 @@ _PLANNED: ContextVar[HostArena | None] = ContextVar("planned", default=None)
 
 
 def arena() -> HostArena:
-    """What the run that is being set up has planned, or memory as it is asked for."""
+    """Return the arena of the current run's planned size, or one that grows on demand."""
     found = _PLANNED.get() or HostArena()
     found.users += 1
     return found
@@ -100,7 +100,7 @@ def arena() -> HostArena:
 
 @contextmanager
 def planned(needed: int) -> Iterator[None]:
-    """Let what asks for host memory inside share one mapping.
+    """Let all allocations of host memory within the block share one mapping.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def planned(needed: int) -> Iterator[None]:
 
 
 def check_host_memory(needed: int, what: str, free: Callable[[], int] = available_memory) -> None:
-    """Refuse to pin more host memory than is free, as the system would kill the process.
+    """Check that enough host memory is free to pin; otherwise the system would kill the process.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
     Raises
     ------
     InputError
-        If it is not enough; the message says what is needed and what is free.
+        If it is not; the message states the needed and the free memory.
     """
     there = free()
     if needed > PINNED_SHARE * there:
@@ -140,7 +140,7 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
 
 def lines(size: int) -> int:
-    """Round a size up to whole lines of the host's cache. [B]"""
+    """Round a size up to whole cache lines of the host. [B]"""
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
@@ -153,10 +153,10 @@ COPY_DIRECTIONS = ("h2d", "d2h")
 
 
 class Mark(Protocol):
-    """A point in a lane, or in compute, that others can wait for."""
+    """A point in a stream, or in the compute stream, that other work can wait for."""
 
     def wait(self) -> None:
-        """Let compute go on only after it; raises what the lane's work raised."""
+        """Make compute wait for this point; raise any error of the work before it."""
 
 
 Lane = Callable[..., Mark]
@@ -164,12 +164,12 @@ Lane = Callable[..., Mark]
 
 
 class Transfers:
-    """The lanes of one run: to the device, from the device, and a second one for compute.
+    """The streams (lanes) of one run: to the device, from the device, and a second one for compute.
 
     Parameters
     ----------
     counter
-        Told while copies run.
+        Counter that is notified while copies run.
     """
 
     def __init__(self, device: torch.device, counter: NullCounter = NULL_COUNTER) -> None:
@@ -185,7 +185,7 @@ class Transfers:
         self._arena = arena()
 
     def submit(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Queue compute of the CPU beside the GPU's."""
+        """Queue CPU compute beside the GPU's; return a function that waits for the result."""
         if self._cpu is None:
             self._cpu = _ThreadLane(self._runs)
         found: list[Tensor] = []
@@ -198,7 +198,7 @@ class Transfers:
         return answer
 
     def mark(self) -> Mark:
-        """Everything that compute has been asked to do so far."""
+        """Return the current end of the compute stream."""
         return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -220,14 +220,21 @@ class Transfers:
         return torch.zeros(shape, dtype=dtype, device=where)
 
     def shutdown(self) -> None:
-        """End all lanes, after what they still have to do; homes are pinned no more."""
+        """End all lanes after their remaining work, and unpin host memory."""
         for lane in (self.h2d, self.d2h, self.side, *([self._cpu] if self._cpu else ())):
             lane.shutdown()
         self._arena.leave()
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy tensors; a GPU does so while others go on."""
+    """Copy each source to its target, given pairs (target, source).
+
+    On a GPU the copies are asynchronous.
+
+    Parameters
+    ----------
+    pairs : targets and sources of the same shapes.
+    """
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
 
@@ -235,9 +242,14 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def to_device(
     numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
 ) -> Tensor:
-    """Put a few numbers of the host on a device, without either side waiting for the other.
+    """Copy a few numbers from the host to a device, without making either side wait.
 
-    From pageable memory the host would wait until the device has done all it was asked to.
+    From pageable memory, the host would wait for all previous work of the device.
+
+    Returns
+    -------
+    Tensor
+        The numbers on the device, (n,).
     """
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

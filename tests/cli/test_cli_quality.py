@@ -118,7 +118,11 @@ def test_a_directory_without_a_tokeniser_is_refused(tmp_path: Path, broken: bool
     place = folder(tmp_path, tokeniser=False)
     if broken:
         (place / "tokenizer.json").write_text("{}")
-    words = "not a tokeniser|fetch it again" if broken else "no such file|expected a tokenizer.json"
+    words = (
+        "not a tokeniser|download the file again"
+        if broken
+        else "no such file|expected a tokenizer.json"
+    )
     asked = ("--model", str(place), "--techniques", "zipcache")
     check(line(*QUALITY, *SMALL, *asked), f"tokenizer.json|{words}")
 

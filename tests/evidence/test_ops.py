@@ -338,7 +338,7 @@ def test_the_nearest_entry_says_how_far_it_is() -> None:
     assert exact.exact and "40 held-out" in exact.words
     assert 0.85 < exact.low < 0.9 and 1.1 < exact.high < 1.15  # tails of 7 %, not of 10
     other = ledger.evidence_for(here, "kivi:bits=2", entries=entries)
-    assert not other.exact and "None is with kivi" in other.words
+    assert not other.exact and "None was measured with kivi" in other.words
     assert other.low < exact.low and other.high > exact.high
     far = Deployment(model, load_hardware("a6000"), load_stack("ideal"))
     assert ledger.evidence_for(far, "kivi", entries=entries).high > other.high

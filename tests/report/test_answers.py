@@ -112,8 +112,8 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     )
     assert text.count("No plan meets the targets with --weights fp16.") == 1
     assert re.search(r"(higher|lower) \(up to", text)
-    assert "vLLM has no setting for making int4 weights while loading: put the Hugging Face" in text
-    assert "in place of INT4_CHECKPOINT_OF_Qwen2.5-14B" in text
+    assert "vLLM has no setting for quantising weights to int4 while loading: replace" in text
+    assert "replace INT4_CHECKPOINT_OF_Qwen2.5-14B with the Hugging" in text
 
 
 def test_peak_memory_has_a_range_where_such_runs_were_measured() -> None:

@@ -122,7 +122,7 @@ def test_without_a_place_to_keep_it_code_is_compiled_each_time(
     exec(SOURCE, names)  # a function of no file
     assert names["twice"](names["Given"](np.array([3.0, 4.0]))) == 8
     said = capsys.readouterr().err
-    assert said.startswith("kvsim: compiling the serving simulator, in every run")
+    assert said.startswith("kvsim: compiling the serving simulator in every run")
     assert "NUMBA_CACHE_DIR" in said and said.count("\n") == 1
 
 

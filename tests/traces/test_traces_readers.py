@@ -271,7 +271,7 @@ def test_bailian_turns_follow_their_parents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("1,8,8,1,,,", "request 2: follows request 2, which is not before it"),
+        ("1,8,8,1,,,", "request 2 follows request 2, which does not precede it"),
         ("1,8,8,,-1,,", "column 'think_s': got -1; expected a time of at least 0"),
     ],
 )

@@ -51,12 +51,16 @@ class Launches:
 
 @frozen
 class Parts:
-    """One part of each axis: what a layer does.
+    """How one layer handles its cache, with one part for each axis.
 
     Attributes
     ----------
-    mlp : format of the MLP's weights, where a draft pass has narrower ones; None for the model's.
-    keeps : whether what the pass adds to the cache stays; a draft's tokens do not.
+    selection : which cached tokens are kept or read.
+    storage : the format in which they are stored.
+    placement : the memory in which they are held.
+    drafting : how tokens are drafted for speculative decoding.
+    mlp : weight format of the MLP in a draft pass if narrower than the model's; else None.
+    keeps : whether the tokens of the pass stay cached; those of a draft pass do not.
     """
 
     selection: "Selection"
@@ -67,7 +71,7 @@ class Parts:
     keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
 
     def for_prompt(self, prompt: Number) -> "Parts":
-        """Return the parts for prompts of known lengths, with shares of them as numbers of tokens.
+        """Return the parts with shares of the prompt converted to numbers of tokens.
 
         Parameters
         ----------
@@ -83,7 +87,7 @@ class Parts:
 
         Parameters
         ----------
-        index : of the layer, from 0.
+        index : index of the layer, from 0.
         deployment : model, machine and software.
         """
         own = {part.axis: part.for_layer(index, deployment) for part in self.by_axis()[:3]}
@@ -95,7 +99,7 @@ class Parts:
         return self.selection, self.storage, self.placement, self.drafting
 
     def boundaries(self, deployment: Deployment) -> set[int]:
-        """Return the layers, after the first, from which on some part differs.
+        """Return the layers, other than the first, at which some part changes.
 
         Parameters
         ----------
@@ -106,24 +110,24 @@ class Parts:
 
 @frozen
 class LayerPass:
-    """One forward pass through one layer, which every method of a technique's parts receives.
+    """One forward pass through one layer: the argument of most methods of a technique's parts.
 
     Numbers may be arrays: settings along the first axis, batch and context along the next ones.
     They broadcast against each other.
 
     Attributes
     ----------
-    d : deployment: model, machine and software; ``d.shard`` is the part of the model on one GPU.
+    d : the deployment (model, machine and software); ``d.shard`` is the model's part on one GPU.
     p : operating point: batch [sequences], cached context [tokens], new tokens per sequence,
         whether
         these are the prompt's, the prompt's length, and the greatest length of a sequence.
         ``p`` covers the part of the batch that the layer serves at a time; for memory, the whole.
-    shape : kind of the layer: its mixer of tokens, window and MLP.
+    shape : kind of the layer: attention or recurrence, sliding window, and MLP.
     parts : the technique's selection, storage, placement and drafting in this layer, with budgets
         in
         tokens.
     part : operating point of one part of the batch where ``p`` is that of the whole batch.
-    known : values that were computed for this pass already.
+    known : cache of values that have been computed for this pass.
     """
 
     d: Deployment
@@ -194,24 +198,26 @@ class LayerPass:
         return LayerPass(self.d, self.p, LayerShape(), self.parts, self.part)
 
     def in_pass(self, point: Point) -> "LayerPass":
-        """The same layer in another pass."""
+        """Return the same layer in another pass."""
         return replace(self, p=point, part=None, known={})
 
 
 @frozen
 class Term:
-    """One name of the notation with its settings, each a :func:`settings.param`.
+    """A named technique, or a piece of one, with its settings; each is a :func:`settings.param`.
 
     Numeric settings may be arrays that broadcast with a point's batch and context; those that
     change the structure of a step (bits, layers, schedules) are scalars.
 
     Attributes
     ----------
-    name : as the notation writes it.
-    preset : whether it is a paper's technique rather than a piece of one.
-    candidates : settings that a plan considers, each a mapping; those as they are if empty.
-    planned : whether a plan may choose it; not where its settings say what the requests share.
-    evidence_kind : what it shares with others that lose quality in one way, if anything.
+    name : name in the notation of techniques.
+    preset : whether it is a paper's whole technique rather than a piece of one.
+    candidates : settings that a plan considers, each a mapping; if empty, only the term's own
+        settings.
+    planned : whether a plan may choose it; False if its settings describe the requests.
+    evidence_kind : group of techniques whose measured quality losses also apply to it; empty if
+        none.
     """
 
     name: ClassVar[str]
@@ -229,9 +235,10 @@ class Term:
         raise NotImplementedError
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
-        """Return settings worth considering for a workload: those of ``candidates``.
+        """Return the settings worth considering for a workload: by default ``candidates``.
 
-        Array-valued settings lie along the first axis. Override it where a choice is no table.
+        Array-valued settings lie along the first axis. Subclasses whose choice is not a fixed list
+        override it.
 
         Parameters
         ----------
@@ -243,7 +250,7 @@ class Term:
     def options_of_shares(
         self, deployment: Deployment, prompt: int, generate: int
     ) -> "Iterable[Term]":
-        """Return the same for requests of many lengths: budgets are shares of each.
+        """Return settings worth considering for requests of many lengths, with budgets as shares.
 
         Parameters
         ----------
@@ -254,7 +261,7 @@ class Term:
         return self._filled(lambda budget: budget.of_each_prompt)
 
     def _filled(self, number: Callable[[Budget], object]) -> "list[Term]":
-        """The candidates with a number in place of each budget, and the acceptance as it is."""
+        """Return the candidates with numbers for their budgets, and the acceptance unchanged."""
         kept = {key: v for key, v in self.settings.items() if key == "acceptance"}
         made = [
             {key: number(v) if isinstance(v, Budget) else v for key, v in some.items()}
@@ -272,9 +279,9 @@ class Term:
         return tuple(note for part in self.pieces() for note in part.notes(at))
 
     def prompt_budget(self) -> Number | None:
-        """Return how many tokens of a prompt later queries see. [tokens]
+        """Return the number of prompt tokens that later queries can attend to. [tokens]
 
-        Evidence of losses is compared by this number; None where losses are not told by it.
+        Measured quality losses are looked up by this number. None if losses do not depend on it.
         """
         return None
 
@@ -284,7 +291,7 @@ class Term:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
-        """Read back by ``kvsim.techniques.parse``."""
+        """Return the notation, which ``kvsim.techniques.parse`` reads back."""
         said = [
             f.name for f in fields(self) if not f.metadata["quiet"] or np.any(getattr(self, f.name))
         ]
@@ -294,12 +301,13 @@ class Term:
 
 @frozen
 class Part(Term):
-    """A term that sets one axis alone.
+    """A term that sets a single axis.
 
     Attributes
     ----------
-    axis : the one that it sets.
-    launches : kernels of its own implementation; a subclass has other code, and states its own.
+    axis : the axis that it sets.
+    launches : kernels that its own implementation launches; not inherited by subclasses with other
+        code.
     """
 
     axis: ClassVar[Axis]
@@ -315,7 +323,7 @@ class Part(Term):
 
     @cached_property
     def shares(self) -> tuple[str, ...]:
-        """The settings that are a share of each prompt, in place of a number of tokens."""
+        """The settings given as a share of each prompt rather than a number of tokens."""
         could = (f.name for f in fields(self) if f.metadata.get("share"))
         return tuple(name for name in could if np.any(is_share(getattr(self, name))))
 
@@ -336,7 +344,7 @@ class Part(Term):
 
     @property
     def launch_tables(self) -> tuple[Launches, ...]:
-        """Kernels that its implementation issues for each op; tables add up."""
+        """The tables of kernels that its implementation launches per op; their counts add up."""
         return (self.launches,)
 
     @property
@@ -345,7 +353,7 @@ class Part(Term):
         return False
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """Return the layers, after the first, from which on the part differs.
+        """Return the layers, other than the first, at which the part changes.
 
         Asked once per deployment. A part that returns any also overrides ``for_layer``.
 
@@ -356,17 +364,19 @@ class Part(Term):
         return ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Self:
-        """Return the part of one layer.
+        """Return this part as it applies to one layer; itself unless a subclass varies by layer.
+
+        The layers at which a part changes are its ``boundaries``.
 
         Parameters
         ----------
-        index : of the layer, from 0.
+        index : index of the layer, from 0.
         deployment : model, machine and software.
         """
         return self
 
     def refuses(self, deployment: Deployment, parts: "Parts") -> str:
-        """Return why the part cannot run there, or an empty string.
+        """Return why the part cannot run in a deployment, or an empty string.
 
         Parameters
         ----------
@@ -376,9 +386,9 @@ class Part(Term):
         return ""
 
     def shared_buffers(self, at: "LayerPass") -> Buffers:
-        """Return the memory of buffers that layers share, by tier and name. [B]
+        """Return the memory of buffers that all layers share, by tier and name. [B]
 
-        They are counted once, for the layer that needs most.
+        They are counted once, at the size that the layer with the largest need has.
 
         Parameters
         ----------
@@ -407,14 +417,14 @@ class Part(Term):
 
 @frozen
 class Selection(Part):
-    """Which cached tokens stay, and which of them a query reads; by default all.
+    """Which tokens stay in the cache, and which of them a query attends to; by default all.
 
     Attributes
     ----------
     evicts : when tokens are dropped for good.
     per_head : whether heads keep or read different tokens.
-    chooses : whether what is read is known only when the query is.
-    borrows : whether layers may attend with it to an earlier layer's cache.
+    chooses : whether the tokens to read are chosen by the query.
+    borrows : whether it works in layers that attend to an earlier layer's cache.
     """
 
     name = "all"
@@ -448,7 +458,7 @@ class Selection(Part):
 
     @property
     def family(self) -> Family:
-        """How quality is lost: tokens are dropped, some are read, or fewer bits are kept."""
+        """Return how quality is lost: tokens are dropped or skipped, or fewer bits are kept."""
         if self.evicts != "never":
             return "eviction"
         return "selection" if self.chooses else "packing"
@@ -463,7 +473,7 @@ class Selection(Part):
         return at.cached
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """Return the tokens of the prompt that stay once it is read. [tokens]
+        """Return the prompt tokens that stay cached after prefill. [tokens]
 
         Parameters
         ----------
@@ -472,11 +482,11 @@ class Selection(Part):
         return at.p.length
 
     def limit(self, at: LayerPass) -> Number | None:
-        """Return how many tokens a query sees at most, None for all. [tokens]
+        """Return the most tokens that a query attends to; None for all. [tokens]
 
         Parameters
         ----------
-        at : a decoding pass through the layer; prompts are read whole.
+        at : a decoding pass through the layer; in prefill, queries attend to the whole prompt.
         """
         return None
 
@@ -522,12 +532,12 @@ class Selection(Part):
         return None
 
     def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
-        """Return a prompt's attention reduced to the query-key pairs that are computed.
+        """Return the op of a prompt's attention, reduced to the query-key pairs that are computed.
 
         Parameters
         ----------
         at : a pass over the prompt.
-        attention : with those of all pairs.
+        attention : the op with all pairs.
         """
         share = self.density(at)
         if share is None:
@@ -587,7 +597,7 @@ class Selection(Part):
         return {}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Return the memory of one layer's full cache in prefill, if it is cut after it. [B]"""
+        """Return the memory of one layer's full prompt cache, if it is reduced later. [B]"""
         return {} if self.evicts == "never" else ops.prompt_kv(at.d, at.p)
 
     def predecoding(self, parts: Parts) -> Parts | None:
@@ -916,7 +926,7 @@ class Placement(Part):
         return []
 
     def weights_wait(self) -> tuple[str, ...]:
-        """Return the names of the ops that the layer's first product waits for."""
+        """Return the names of the ops that the layer's first matrix product waits for."""
         return ()
 
     def output_wait(self, at: LayerPass) -> tuple[str, ...]:
@@ -958,7 +968,7 @@ class Placement(Part):
 
 @frozen
 class Drafting(Part):
-    """Who proposes tokens that one pass of the model then verifies; by default nothing does."""
+    """How tokens are drafted, which one pass of the model then verifies; by default not at all."""
 
     name = "none"
     axis: ClassVar[Axis] = "drafting"
@@ -975,7 +985,7 @@ class Drafting(Part):
 
     @property
     def verified(self) -> int:
-        """Tokens per sequence in the verifying pass: all drafts, and one token more."""
+        """Tokens per sequence in the verifying pass: all drafts and one more."""
         return self.drafts + 1
 
     @property
@@ -1035,7 +1045,7 @@ class Drafting(Part):
         return ()
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """Return the passes by which a draft model or head reads the prompt.
+        """Return the prefill passes of a draft model or head.
 
         Parameters
         ----------
@@ -1064,7 +1074,7 @@ class Drafting(Part):
 
     @property
     def room(self) -> int:
-        """Further tokens per sequence that the layers' caches reserve for drafts. [tokens]"""
+        """Return the further tokens per sequence that caches reserve for drafts. [tokens]"""
         return 0
 
     def resident(self, at: LayerPass) -> Buffers:
@@ -1106,14 +1116,14 @@ PLAIN = Parts(Selection(), Storage(), Placement(), Drafting())
 def attend(
     at: LayerPass, after: tuple[str, ...] = (), *, extra_bytes: Number = 0.0, **more: Any
 ) -> list[Op]:
-    """Return attention of the new tokens over the selected tokens, in their stored format.
+    """Return the ops of the new tokens' attention to the selected tokens, in their stored format.
 
     Parameters
     ----------
     at : the pass through the layer.
     after : names of the ops that it waits for.
-    extra_bytes : read besides. [B]
-    more : name and values, passed on to :func:`kvsim.engine.attention.ops`.
+    extra_bytes : bytes read in addition to the selected tokens. [B]
+    more : further arguments of :func:`kvsim.engine.attention.ops`.
     """
     p = at.p
     limit = None if p.prefill else at.selection.limit(at)
@@ -1135,9 +1145,8 @@ def attend(
 
 
 def _pairs_of_new_tokens(at: LayerPass, limit: Number | None) -> Number | None:
-    """Pairs per head and sequence of several new tokens with each other, behind a cut prompt.
-
-    Other limits are what each query sees; this one is what the last of them sees.
+    """Count the pairs of several new tokens with each other, behind a cut prompt, per head and
+    sequence.
     """
     if at.p.prefill or at.selection.evicts != "after the prompt" or not np.any(at.p.new > 1):
         return None

@@ -77,7 +77,7 @@ def lists_shares(text: str) -> bool:
 
 
 def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "") -> float:
-    """Return the drafts accepted per round, on average.
+    """Return the mean number of drafts accepted per round.
 
     Published rates are interpolated in gamma and held constant outside their range.
 
@@ -116,7 +116,7 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
 
 @frozen
 class Rounds(Drafting):
-    """Base: drafting with an acceptance that is given, or measured for such drafts."""
+    """Base of drafting methods whose acceptance is given, or was measured for such drafts."""
 
     name = "rounds"
     shape: ClassVar[str] = ""  # of the drafts, where the library tells them apart
@@ -187,7 +187,7 @@ class Rounds(Drafting):
 
     @property
     def room(self) -> int:
-        """Tokens that verification adds to the cache besides one. [tokens]"""
+        """Cache slots that verification needs per sequence besides the regular one. [tokens]"""
         return self.verified - 1
 
     @property
@@ -258,7 +258,7 @@ class Selfdraft(Drafting):
 
     @property
     def accepted(self) -> float:
-        """Tokens accepted per round, of gamma drafts."""
+        """Mean number of drafts accepted per round of ``gamma`` drafts."""
         return accepted_drafts(self.name, self.acceptance, self.gamma, self._published)
 
     @property
@@ -383,11 +383,11 @@ class DraftCache(Selection):
         return np.minimum(at.cached, self.limit(at))
 
     def limit(self, at: LayerPass) -> Number:
-        """Return the tokens that a draft attends to: all that are kept. [tokens]"""
+        """Return the tokens that a draft attends to: all tokens in the draft cache. [tokens]"""
         return self.budget if self.idle else kept_tokens(at, self.budget)
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads of idle slots beyond the budget. [B]"""
+        """Return the bytes that attention reads of idle slots beyond the budget. [B]"""
         if not self.idle:
             return 0.0
         seen = np.minimum(at.p.length, self.budget)

@@ -47,10 +47,11 @@ PARTED_WEIGHTS = Launches(
 
 @frozen
 class HostPlacement(Placement):
-    """Shares of each layer's cache, weights and hidden states that live on the host.
+    """The shares of each layer's cache, weights and hidden states that are in host memory.
 
-    By rows (``parts`` 1) the batch passes through all layers at once; by columns each layer serves
-    the parts of the batch in turn, and its streamed weights arrive spread evenly over them.
+    With ``parts=1`` the whole batch passes through one layer after another (row order). With more,
+    each layer processes the parts of the batch in turn (column order), while the next layer's
+    weights are streamed evenly.
 
     References
     ----------
@@ -119,12 +120,12 @@ class HostPlacement(Placement):
 
     @property
     def tiles(self) -> int:
-        """Number of parts of the batch that pass through each layer one after another."""
+        """Number of parts into which each layer divides the batch."""
         return self.parts
 
     @property
     def streams(self) -> bool:
-        """Whether copies run ahead of layers; not so for values fetched after a choice."""
+        """Whether copies are prefetched; False if values are fetched after tokens are chosen."""
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
         return any(map(positive, moves))
 
@@ -198,7 +199,7 @@ class HostPlacement(Placement):
     # ops of a layer
 
     def runtime(self, at: LayerPass) -> list[Op]:
-        """Fixed time of a layer that keeps some share of its cache on the host."""
+        """Return the fixed time per layer of keeping a part of its cache on the host."""
         if positive(self.cpu_share) and not at.p.prefill:
             return ops.runtime(at.d)
         return ops.runtime(at.d, self.v_host) if self.loads else []
@@ -252,7 +253,7 @@ class HostPlacement(Placement):
         return copy_tiers(sent, self.cache_disk)
 
     def sent_share(self, at: LayerPass) -> Number:
-        """Return the share of the new keys and values for the host that are sent there at all.
+        """Return the share of new keys and values that is really sent, of those placed on the host.
 
         Parameters
         ----------
@@ -349,7 +350,7 @@ class HostPlacement(Placement):
 
         Parameters
         ----------
-        home : all keys and all values in the host's format. [B]
+        home : size of all keys and of all values in the host's format. [B]
         """
         return {"kv": self.k_host * home[0] + self.v_host * home[1]}
 
@@ -392,7 +393,7 @@ class HostPlacement(Placement):
         return split_tiers(away, self.states_disk) | {"gpu": gpu}
 
     def load_buffer(self, at: LayerPass) -> Number:
-        """Return the GPU memory that one layer's copy from the host fills.
+        """Return the GPU memory for copying one layer's cache from the host.
 
         Parameters
         ----------
@@ -446,15 +447,15 @@ class HostPlacement(Placement):
 
 
 def copy_tiers(copied: Op, share: Number) -> list[Op]:
-    """Return a copy between GPU and host, and beside it that between host and drive.
+    """Return a copy between GPU and host, and the copy between host and drive beside it.
 
-    What is on the drive passes through the host in pieces, so that the two run at once; a drive
-    is therefore never quicker than the host.
+    Data on the drive passes through the host in pieces, so both copies run at once; a drive is
+    therefore never faster than the host.
 
     Parameters
     ----------
-    copied : the copy between GPU and host, of everything.
-    share : how much of it the drive has.
+    copied : the copy of all data between GPU and host.
+    share : share of the data that is on the drive.
     """
     if not positive(share):
         return [copied]
@@ -471,18 +472,18 @@ def tier_names(name: str, share: Number) -> tuple[str, ...]:
     Parameters
     ----------
     name : of the copy.
-    share : how much of it the drive has.
+    share : share of the data that is on the drive.
     """
     return (name, name + DISK) if positive(share) else (name,)
 
 
 def split_tiers(held: Mapping[str, Number], share: Number) -> dict[Tier, Mapping[str, Number]]:
-    """Return what the host holds, divided between it and the drive behind it. [B]
+    """Divide offloaded data between the host and the drive. [B]
 
     Parameters
     ----------
     held : bytes by name. [B]
-    share : how much the drive has.
+    share : share that is on the drive.
     """
     if not positive(share):
         return {"host": held}

@@ -26,7 +26,7 @@ class Bounded(Selection):
         raise NotImplementedError
 
     def prompt_budget(self) -> Number:
-        """Return the budget, by which losses of quality are compared. [tokens]"""
+        """Return the budget, by which measured quality losses are looked up. [tokens]"""
         return self.budget
 
     def count_kept(self, at: LayerPass) -> Number:
@@ -38,36 +38,36 @@ class Bounded(Selection):
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Return the kept tokens, all of which a query attends to. [tokens]"""
+        """Return the tokens that a query attends to: all that are kept. [tokens]"""
         return self.budget
 
 
 @frozen
 class Thinned(Selection):
-    """A selection whose heads keep a share of their tokens instead of a fixed number."""
+    """A selection whose heads keep a share of their tokens rather than a fixed number."""
 
     evicts = "always"
     per_head = True
 
     def mean_kept(self, tokens: Number) -> Number:
-        """Return the mean over the heads of a layer of what each keeps. [tokens]
+        """Return the number of tokens kept, averaged over the heads of a layer. [tokens]
 
         Parameters
         ----------
-        tokens : that there are. [tokens]
+        tokens : tokens so far. [tokens]
         """
         raise NotImplementedError
 
     def count_kept(self, at: LayerPass) -> Number:
-        """Return the mean over heads. [tokens]"""
+        """Return the cached tokens, averaged over heads. [tokens]"""
         return self.mean_kept(at.cached)
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """Return the mean over heads. [tokens]"""
+        """Return the cached prompt tokens, averaged over heads. [tokens]"""
         return self.mean_kept(at.p.length)
 
     def limit(self, at: LayerPass) -> Number:
-        """The mean over heads. [tokens]"""
+        """Return the tokens that a query attends to, averaged over heads. [tokens]"""
         return self.mean_kept(at.cached)
 
     def complete(self, at: LayerPass) -> list[Op]:
@@ -80,7 +80,7 @@ class Thinned(Selection):
 
 
 def select(at: LayerPass, budget: Number, scored: Number) -> Op:
-    """Return the op that ranks the prompt's tokens, where any is dropped.
+    """Return the op that ranks the prompt's tokens; it does nothing if none is dropped.
 
     Parameters
     ----------
@@ -107,13 +107,13 @@ def gather_kept(at: LayerPass, budget: Number) -> Op:
 def compact(at: LayerPass, budget: Number, scored: Number) -> list[Op]:
     """Return the ops that rank the prompt's tokens and gather those that stay.
 
-    Both do nothing where nothing is dropped.
+    Both do nothing if no token is dropped.
 
     Parameters
     ----------
     at : the pass through the layer.
     budget : tokens that stay. [tokens]
-    scored : tokens that are ranked; 0 where what stays needs no ranking. [tokens]
+    scored : tokens that are ranked; 0 if the tokens to keep need no ranking. [tokens]
     """
     evicts = (at.p.prompt > np.asarray(budget)).astype(float)
     kept = gather_kept(at, budget)
@@ -137,7 +137,7 @@ def score_upkeep(at: LayerPass, tokens: Number) -> list[Op]:
 
 
 def score_matrix(at: LayerPass) -> Buffers:
-    """Return the prompt's scores of one layer, where the stack keeps none itself. [B]
+    """Return the memory of one layer's prompt scores, unless the stack keeps them. [B]
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def score_matrix(at: LayerPass) -> Buffers:
 
 
 def observe(at: LayerPass, window: Number, budget: Number) -> Op:
-    """Return the scores of the prompt's last queries over all its keys, where any is dropped.
+    """Return the op that scores the prompt's keys by its last queries, if any token is dropped.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def observe(at: LayerPass, window: Number, budget: Number) -> Op:
 
 
 def kept_tokens(at: LayerPass, budget: Number) -> Number:
-    """Return the kept part of the prompt and everything generated since. [tokens]
+    """Return the kept prompt tokens plus all generated tokens. [tokens]
 
     Parameters
     ----------
@@ -185,10 +185,10 @@ def kept_tokens(at: LayerPass, budget: Number) -> Number:
 
 @frozen
 class PromptCut(Selection):
-    """Base: every KV head keeps the best tokens of the prompt, and all that is generated.
+    """Base of selections that keep the best prompt tokens per KV head and all generated tokens.
 
-    A subclass says what scoring the prompt's tokens costs. Heads keep ``budget`` tokens each, or
-    share a layer's budget: the mean is the same, and so are bytes and FLOPs.
+    A subclass states the cost of scoring the prompt's tokens. Each head keeps ``budget`` tokens, or
+    the heads of a layer share a budget with that mean; bytes and FLOPs are the same.
     """
 
     evicts = "after the prompt"
@@ -208,7 +208,7 @@ class PromptCut(Selection):
         raise NotImplementedError
 
     def prompt_budget(self) -> Number:
-        """Return the mean over heads. [tokens]"""
+        """Return the budget, averaged over heads. [tokens]"""
         return self.budget
 
     def count_kept(self, at: LayerPass) -> Number:
@@ -220,7 +220,7 @@ class PromptCut(Selection):
         return np.minimum(at.p.length, self.budget)
 
     def limit(self, at: LayerPass) -> Number:
-        """Return the kept tokens, all of which a query attends to. [tokens]"""
+        """Return the tokens that a query attends to: all that are kept. [tokens]"""
         return kept_tokens(at, self.budget)
 
     def complete(self, at: LayerPass) -> list[Op]:
@@ -236,7 +236,7 @@ class PromptCut(Selection):
 
 @frozen
 class SparsePrompt(Selection):
-    """Base: queries of the prompt attend to a part of the keys before them; decoding to all."""
+    """Base of sparse prefill: prompt queries attend to a part of the keys; decoding is dense."""
 
     per_head = True
 
@@ -246,7 +246,7 @@ class SparsePrompt(Selection):
         return "selection"
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Return what the time of prefill assumes, if no such kernel was measured."""
+        """Return what the predicted time of prefill assumes, if no such kernel was measured."""
         if "sparse-prompt" in at.d.stack.kernels:
             return ()
         return (
@@ -264,7 +264,7 @@ class SparsePrompt(Selection):
         raise NotImplementedError
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Return the ops of the estimate, and of attention to the pairs that it chooses."""
+        """Return the ops of the estimate, and of attention to the chosen pairs."""
         return [*(self.estimate(at) if at.p.prefill else []), *super().attend(at)]
 
     def borrow(self, at: LayerPass) -> list[Op]:
@@ -278,25 +278,25 @@ class SparsePrompt(Selection):
 
 
 def chosen_blocks(share: float, rows: Array) -> Array:
-    """Return how many blocks a row of a prompt's attention reads of those before it and its own.
+    """Return how many key blocks each row of query blocks attends to.
 
     Parameters
     ----------
-    share : of the blocks that is read.
-    rows : blocks that each row may read. [blocks]
+    share : share of the blocks that is read.
+    rows : key blocks that are visible to each row. [blocks]
     """
     chosen: Array = np.ceil(share * rows - ROUNDING)
     return chosen
 
 
 def block_density(at: LayerPass, block: int, share: float) -> Number:
-    """Return the share of causal pairs in a share of every row's blocks, its own among them.
+    """Return the share of causal query-key pairs that a share of each row's blocks contains.
 
     Parameters
     ----------
     at : a pass over the prompt.
     block : tokens of a block. [tokens]
-    share : of a row's blocks, rounded up to whole ones.
+    share : share of a row's blocks, including its own; rounded up to whole blocks.
     """
     p = at.p
     rows = np.arange(np.max(p.length, initial=0.0) // block + 2)
@@ -318,7 +318,7 @@ def block_density(at: LayerPass, block: int, share: float) -> Number:
 
 @frozen
 class Chosen(Selection):
-    """Base: estimates the relevance of every page and attends to the best pages.
+    """Base of selections that score every page by the query and attend to the best pages.
 
     Pages on the host are fetched after the choice, so no computation hides the copy.
     """
@@ -346,7 +346,7 @@ class Chosen(Selection):
         return np.minimum(self.tokens(at), at.kept_tokens)
 
     def fetched_tokens(self, at: LayerPass) -> Number:
-        """Return the tokens that a step fetches, without cached ones; by default all. [tokens]
+        """Return the tokens that a step fetches from the host, except those it still has. [tokens]
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class Chosen(Selection):
         raise NotImplementedError
 
     def pages(self, at: LayerPass) -> Number:
-        """Return how many pages are ranked: by default those of every token kept.
+        """Return the number of pages that are ranked: by default those of all kept tokens.
 
         Parameters
         ----------
@@ -377,7 +377,7 @@ class Chosen(Selection):
         raise NotImplementedError
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """Return the ops that describe the pages of the tokens that the pass adds.
+        """Return the ops that summarise the pages of the new tokens, for example by bounds.
 
         Parameters
         ----------
@@ -386,7 +386,7 @@ class Chosen(Selection):
         raise NotImplementedError
 
     def restore_chosen(self, at: LayerPass) -> list[Op]:
-        """Return what remains to be done to the chosen tokens before attention.
+        """Return the ops that prepare the chosen tokens for attention, such as rebuilding keys.
 
         Parameters
         ----------
@@ -406,7 +406,7 @@ class Chosen(Selection):
         return ""
 
     def limit(self, at: LayerPass) -> Number:
-        """Return the tokens that a query sees: those that it chooses. [tokens]"""
+        """Return the tokens that a query attends to: those that it chooses. [tokens]"""
         return self.tokens(at)
 
     def attend(self, at: LayerPass) -> list[Op]:
@@ -433,7 +433,7 @@ class Chosen(Selection):
         return [op for op in self.attend(at) if op.name not in kept]
 
     def _fetch(self, at: LayerPass) -> list[Op]:
-        """The host's share of the chosen pages."""
+        """Return the ops that fetch the chosen pages on the host."""
         k_share, v_share = at.placement.k_host, at.placement.v_host
         if not np.any(np.asarray(v_share) > 0):
             return []

@@ -29,15 +29,15 @@ def param(
     quiet: bool = False,
     also: Callable[[str], bool] | None = None,
 ) -> Any:
-    """A technique's parameter: default, meaning with its unit, and the values it may take.
+    """Define a technique's parameter: its default, meaning with unit, and allowed values.
 
     Parameters
     ----------
-    share : whether a number between 0 and 1 is a share of each sequence's prompt.
-    gentler : 1 where a larger number loses less quality, -1 where a smaller one does, 0 where
-        no order is stated. Evidence about a setting speaks for every gentler one.
-    quiet : whether 0 is left unsaid where the technique is written.
-    also : tells whether a text that is none of the choices is a value.
+    share : whether a number between 0 and 1 means a share of each sequence's prompt.
+    gentler : 1 if larger values lose less quality, -1 if smaller ones do, 0 if unknown. A loss
+        measured at one value bounds that of every gentler value.
+    quiet : whether 0 is omitted when the technique is written.
+    also : returns whether a text other than the choices is valid.
     """
     text += SHARE_HINT if share else ""
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
@@ -46,19 +46,20 @@ def param(
 
 
 def check(name: str, key: str, value: object, about: Mapping[str, Any]) -> None:
-    """Refuse a value that a technique's parameter does not take.
+    """Check the value of a technique's parameter.
 
     Parameters
     ----------
     name : of the technique.
     key : name of the parameter.
     value : the value, or an array of them.
-    about : what the parameter takes, as ``param`` keeps it.
+    about : allowed values, as stored by ``param``.
 
     Raises
     ------
     InputError
-        Which names the technique, the parameter, what it may be and what it means.
+        If the value is not allowed. The message names the parameter, its meaning and allowed
+        values.
     """
     choices = about["choices"]
     numbers = isinstance(value, np.ndarray) or not (choices or isinstance(value, str))
@@ -69,8 +70,12 @@ def check(name: str, key: str, value: object, about: Mapping[str, Any]) -> None:
         return
     if isinstance(value, str) or (choices and not isinstance(value, np.ndarray)):
         if value not in choices:
-            numeric = isfinite(about["high"]) and not all(c in (True, False) for c in choices)
-            one_of = ", ".join(str(c) for c in choices) or f"{about['low']} to {about['high']:g}"
+            high = about["high"]
+            numeric = isfinite(high) and not all(c in (True, False) for c in choices)
+            *some, last = (
+                map(str, choices) if choices else (f"{about['low']} to {about['high']:g}",)
+            )
+            one_of = f"{', '.join(some)} or {last}" if some else last
             if isinstance(value, str) or not numeric or "auto" not in choices:
                 raise InputError(f"{text}; expected {one_of} ({about['text']})")
         else:
@@ -96,14 +101,14 @@ def _valid(value: Any, about: Mapping[str, Any]) -> bool:
 
 @frozen
 class Budget:
-    """A number of tokens that plans try as shares of a workload's prompt or context.
+    """A budget of tokens for which plans try several shares of a workload's prompt or context.
 
     Parameters
     ----------
-    shares : of the prompt or of the context, tried one after another.
-    of : what they are shares of; the context is the prompt with all that is generated.
+    shares : the shares to try.
+    of : ``prompt``, or ``context`` for prompt and generated tokens together.
     unit : tokens of a block, for settings that count blocks. [tokens]
-    least : the setting at least.
+    least : smallest value of the setting.
     """
 
     shares: tuple[float, ...]
@@ -113,7 +118,7 @@ class Budget:
 
     @property
     def of_each_prompt(self) -> Number:
-        """The shares as they are, for requests of many lengths."""
+        """The shares themselves, for requests of many lengths."""
         return make_axis(*self.shares) if len(self.shares) > 1 else self.shares[0]
 
     def tokens(self, prompt: int, generate: int) -> Number:
@@ -134,16 +139,16 @@ class Budget:
 
 
 def make_axis(*values: float) -> Array:
-    """Return numbers along the first axis of a grid of settings, batches and contexts."""
+    """Return an array along the first axis of a grid of settings, batches and contexts."""
     return np.array(values, dtype=float)[:, None, None]
 
 
 def combine(**settings: Sequence[object]) -> tuple[Mapping[str, object], ...]:
-    """Return every combination of some values of settings; the last setting changes fastest.
+    """Return all combinations of values of several settings; the last setting varies fastest.
 
     Parameters
     ----------
-    settings : values by setting; values that are mappings stand for several settings at once.
+    settings : values by setting; a value that is a mapping sets several settings at once.
     """
     found = []
     for values in product(*settings.values()):
@@ -173,7 +178,7 @@ def is_share(value: object) -> bool | NDArray[np.bool_]:
 
 
 def simplify(value: object) -> object:
-    """Return a value as a Python number without a needless fraction.
+    """Return a value as a plain Python number or text, whole numbers without a fraction.
 
     Parameters
     ----------

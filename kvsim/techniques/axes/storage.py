@@ -14,7 +14,7 @@ PACKED_ON_HOST = "packed on the host"  # what offloading techniques share: they 
 
 @frozen
 class WholeStorage(Storage):
-    """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
+    """A storage whose cache is a single buffer ``kv``, without a tail in full precision."""
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Return half of the buffer for keys and half for values. [B]"""
@@ -53,7 +53,7 @@ class Grouped(Storage):
 
     @property
     def read(self) -> Format:
-        """Format that attention reads: fp16 if numbers are dequantised before it."""
+        """Format that attention reads: fp16 if packed values are dequantised before it."""
         return FP16 if self.host else self.stored
 
     def prepare(self, at: LayerPass) -> list[Op]:
@@ -69,10 +69,10 @@ class Grouped(Storage):
 
 
 def packed_on_host(bits: float) -> tuple[Part, ...]:
-    """Return storage in groups on the host, if it packs at all.
+    """Return a grouped storage on the host, or nothing at 16 bits.
 
     Parameters
     ----------
-    bits : per number on the host.
+    bits : bits per cached value on the host.
     """
     return () if bits == 16 else (Grouped(bits, host=True),)

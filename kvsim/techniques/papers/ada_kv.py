@@ -23,5 +23,5 @@ class AdaKv(Snapkv):
     launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 16})
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Return the memory of each head's end in the cache, as 32-bit integers. [B]"""
+        """Return the memory of each head's cached length, as a 32-bit integer. [B]"""
         return {"gpu": {"head ends": 4.0 * at.p.batch * at.d.shard.cached_heads * self.cut(at)}}

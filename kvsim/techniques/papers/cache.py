@@ -19,18 +19,21 @@ LANES = 128  # numbers that a warp unpacks at a time: a shorter head leaves some
 
 @frozen
 class CacheKernel:
-    """How one engine stores a format and walks it.
+    """How an engine stores a cache format, and how fast its kernel reads it.
 
     Attributes
     ----------
-    engine, versions, format : whose it is, and under which name.
-    key_bits, value_bits : per number. [bit]
-    vector_bytes : scales and norms of a head's key and value of one token. [B]
-    edge_layers : first and last layers that stay in 16 bits, at either end.
-    layer_s : further time per layer and pass: packing new tokens, joining parts. [s]
-    walk_s : least time per cached token of a sequence: parts of it run one after another. [s]
-    unpack_ops : vector operations per number and query head, of whole vectors of ``LANES``.
-    source : rows that the three times were fitted to.
+    engine, versions, format : the engine, its versions, and its name for the format.
+    key_bits, value_bits : bits per cached key and value.
+    vector_bytes : size of the scales and norms per token and KV head, of key and value together.
+        [B]
+    edge_layers : number of layers at either end of the model that stay in 16 bits.
+    layer_s : additional time per layer and pass, for packing new tokens and merging partial
+        results. [s]
+    walk_s : minimum time per cached token of a sequence, whose parts are read one after another.
+        [s]
+    unpack_ops : vector operations per cached value and query head; vectors have ``LANES`` elements.
+    source : measurements to which the three times were fitted.
     """
 
     engine: str
@@ -76,7 +79,7 @@ def find_kernel(stack: str, name: str) -> CacheKernel | None:
 
 
 def is_engine(stack: str) -> bool:
-    """Return whether a stack is that of an engine whose caches are known.
+    """Return whether a stack belongs to an engine whose cache formats are known.
 
     Parameters
     ----------
@@ -92,9 +95,10 @@ def _is_of(stack: str, engine: str) -> bool:
 
 @frozen
 class Cache(Storage):
-    """A cache format of an engine, with the measured time of its kernel where there is one.
+    """A cache format of an engine, with the time of its kernel if it was measured.
 
-    The name alone stands for it: ``turboquant_3bit_nc`` is ``cache:format=turboquant_3bit_nc``.
+    The format's name can be used alone: ``turboquant_3bit_nc`` is
+    ``cache:format=turboquant_3bit_nc``.
 
     References
     ----------
@@ -113,7 +117,7 @@ class Cache(Storage):
 
     @property
     def stored(self) -> Format:
-        """Bits of keys and values, a head's scales spread over its numbers."""
+        """Format with the bits of keys and values, and a head's scales spread over its values."""
         kernel = self._kernel_of_format
         numbers = 32 / (8 * kernel.vector_bytes) * 256 if kernel.vector_bytes else UNGROUPED
         return Format(kernel.key_bits, numbers, value_bits=kernel.value_bits)
@@ -147,7 +151,7 @@ class Cache(Storage):
         return pack(at)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return an op with the kernel's time beyond that of one that unpacks in registers."""
+        """Return an op with the measured kernel's time beyond the predicted attention."""
         kernel = find_kernel(at.d.stack.name, self.format)
         if at.p.prefill or kernel is None:
             return []

@@ -31,7 +31,7 @@ ENTRY = 2.0  # bytes of a table's entry [B]
 
 @frozen
 class Cachegen(Placement):
-    """A coded copy of the prompt's cache on the host; a later request loads it.
+    """Encodes the prompt's cache on the host, from where a later request loads it.
 
     References
     ----------
@@ -53,7 +53,7 @@ class Cachegen(Placement):
 
     @property
     def exact(self) -> bool:
-        """Always true of the request that reads the prompt; later ones load a coded copy."""
+        """Always true of the request that computes the prompt; later ones load a lossy copy."""
         return not self.load
 
     @property
@@ -62,7 +62,7 @@ class Cachegen(Placement):
         return 2 * max(self.levels // 2 - 1, 1) + 1
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """Return the first layers of the second and of the last third."""
+        """Return the first layers of the second and of the last third of the model."""
         layers = deployment.model.layers
         firsts = {ceil(layers * third / 3) for third in (1, 2)}
         return tuple(sorted(first for first in firsts if first < layers))
@@ -81,7 +81,7 @@ class Cachegen(Placement):
         return ""
 
     def _room(self, at: LayerPass, tokens: Number) -> Number:
-        """The stream of so many tokens of the batch. [B]"""
+        """Return the size of the encoded stream of some tokens of the batch. [B]"""
         return np.ceil(self.bits / 8 * tokens * (at.d.shard.k_width + at.d.shard.v_width))
 
     def finish(self, at: LayerPass) -> list[Op]:

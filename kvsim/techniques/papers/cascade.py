@@ -13,8 +13,8 @@ from kvsim.techniques.axes.settings import param
 class Cascade(Selection):
     """Reads a shared prefix once for the whole batch, and the rest per sequence.
 
-    Both parts are joined by their sums of weights, so that tokens are the same. The prompt is read
-    as without; a prefix that a cache holds already is ``--cached-prefix``'s matter.
+    Both parts are merged by their softmax sums, so that the generated tokens do not change. Prefill
+    is not affected; use ``--cached-prefix`` for a prefix that is already cached.
 
     References
     ----------
@@ -48,9 +48,9 @@ class Cascade(Selection):
         return at.cached - self._prefix(at) * (1 - 1 / np.maximum(at.p.batch, 1.0))
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads less of the common prefix, plus partial outputs in fp32. [B]
+        """Return the change in bytes read, plus partial outputs in fp32. [B]
 
-        The prefix is read once for the whole batch, so that this is mostly below 0.
+        As the prefix is read once for the whole batch, this is usually negative.
         """
         if at.p.prefill:
             return 0.0
@@ -59,7 +59,9 @@ class Cascade(Selection):
         return self._parts(at) - once * (m.k_width * k + m.v_width * v)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return the op that copies a prompt to its two caches; in decoding, joins outputs."""
+        """Return the op that copies the prompt to two caches; in decoding, the one that merges
+        outputs.
+        """
         m, p = at.d.shard, at.p
         if p.prefill:
             return [Op("compact", kernel="gather", bytes={"hbm": 2 * self._stays(at)})]
@@ -71,10 +73,10 @@ class Cascade(Selection):
         return ops.prompt_kv(at.d, at.p)
 
     def _stays(self, at: LayerPass) -> Number:
-        """What is kept of the prompt. [B]"""
+        """Return the size of the prompt's part of the cache. [B]"""
         return ops.kv_bytes(at.d.shard, at.p.batch * self.count_kept(at))
 
     def _parts(self, at: LayerPass) -> Number:
-        """Outputs of both parts, and their sums of weights. [B]"""
+        """Return the size of both partial outputs with their softmax sums. [B]"""
         m = at.d.shard
         return 2 * 4.0 * at.p.tokens * m.heads * (m.head_dim + 1)

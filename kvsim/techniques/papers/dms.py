@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import param
 class Dms(Thinned):
     """Keeps the latest tokens and one in ``ratio`` of the earlier ones, per head.
 
-    One number of each key tells whether its token goes; the model is trained for it.
+    One channel of each key decides whether its token is dropped; the model is trained for this.
 
     References
     ----------

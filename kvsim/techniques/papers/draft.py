@@ -25,7 +25,7 @@ between that one and every chain and tree of the library, at 4 drafts."""
 class Draft(Rounds):
     """Speculative decoding with a small draft model on the same GPUs.
 
-    A model of the catalogue drafts on the same GPUs, over a full cache of its own.
+    The draft model is one of the catalogue and has its own full cache.
 
     References
     ----------
@@ -47,7 +47,7 @@ class Draft(Rounds):
 
     @property
     def _measured(self) -> AcceptedDrafts | None:
-        """That of the one measured draft model, of little weight for any other."""
+        """Return the acceptance of the one measured draft model, a rough guess for others."""
         found = super()._measured
         if found is None or self.model == MEASURED:
             return found

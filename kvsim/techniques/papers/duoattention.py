@@ -14,9 +14,8 @@ from kvsim.techniques.axes.settings import param
 class Duoattention(Thinned):
     """Keeps the whole context in some KV heads and a sliding window in the others.
 
-    A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
-
-    Tokens kept and read are means over the heads of a layer.
+    A share of each layer's KV heads are retrieval heads; the others are streaming heads with
+    attention sinks and a window, also in prefill. Token counts are means over the heads of a layer.
 
     References
     ----------
@@ -33,7 +32,7 @@ class Duoattention(Thinned):
     recent: Number = param(256, "recent tokens kept by streaming heads [tokens]", low=1, high=1e7)
 
     def mean_kept(self, tokens: Number) -> Number:
-        """Return the mean of all tokens (retrieval heads) and sinks and window. [tokens]"""
+        """Return the tokens kept, averaged over retrieval and streaming heads. [tokens]"""
         streamed = np.minimum(tokens, self.sink + self.recent)
         return self.retrieval * tokens + (1 - self.retrieval) * streamed
 

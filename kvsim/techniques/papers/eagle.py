@@ -27,11 +27,11 @@ MOST_VERIFIED = 256
 
 @frozen
 class Head(Rounds):
-    """Base: decoder layers of the model's shape over a hidden state joined with an embedding.
+    """Base of draft heads: decoder layers that read hidden states joined with embeddings.
 
-    A round's first pass reads the tokens that the round before has settled, with the model's own
-    hidden states; later passes go on from the head's. The token after the prompt's last one is not
-    known while the prompt is read, so that the head reads one token less.
+    The first pass of a round processes the tokens accepted in the previous round, with the model's
+    own hidden states; later passes continue from the head's. During prefill the token after the
+    prompt is not known yet, so the head processes one token less.
     """
 
     fused: ClassVar[int] = 0  # hidden states of the model that a product makes one of
@@ -69,7 +69,7 @@ class Head(Rounds):
     def _pass(
         self, deployment: Deployment, point: Point, chosen: float, settled: Number = 0.0
     ) -> Step:
-        """New tokens through the head, logits of the chosen ones; a prompt yields no draft yet."""
+        """Return a pass of new tokens through the head, with logits of the chosen tokens only."""
         m, fp16 = deployment.shard, WEIGHT_FORMATS["fp16"]
         layer = layer_ops(LayerPass(deployment, point, self.layer_shape(deployment), PLAIN))
         made: dict[str, tuple[int, Number]] = {"join_inputs": (2, point.tokens)}
@@ -154,7 +154,7 @@ class Tree(Head):
 
     @property
     def verified(self) -> int:
-        """Tokens per sequence that the model checks at a time, its own included."""
+        """Tokens per sequence that the model checks at a time, including its own next token."""
         if not self.gamma:
             return 1
         if isinstance(self.verify, str):
@@ -176,7 +176,8 @@ class Tree(Head):
 class Eagle(Tree):
     """EAGLE-3: drafts a chain or a tree of tokens with a small head.
 
-    Three hidden states join the embedding, and a part of the vocabulary is drafted.
+    The head reads three of the model's hidden states with the embedding, and drafts from a part of
+    the vocabulary.
 
     References
     ----------
@@ -192,7 +193,7 @@ class Eagle(Tree):
     tokens: int = param(32000, "vocabulary of the draft head", low=1, high=1e6)
 
     def vocab(self, deployment: Deployment) -> int:
-        """Return the part of the vocabulary that is drafted, on one GPU. [tokens]"""
+        """Return the size of the drafted part of the vocabulary, on one GPU. [tokens]"""
         return ceil(min(self.tokens, deployment.model.vocab) / deployment.tp)
 
 

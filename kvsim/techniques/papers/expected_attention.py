@@ -11,8 +11,8 @@ from kvsim.techniques.axes.selection import PromptCut
 class ExpectedAttention(PromptCut):
     """Scores tokens by expected attention, with future queries modelled as Gaussian.
 
-    Turned to the mean of the next positions they give every key an expected weight, which the
-    length of its value multiplies.
+    Rotated to the mean of the next positions, these queries give each key an expected attention
+    weight, which is multiplied by the norm of its value.
 
     References
     ----------

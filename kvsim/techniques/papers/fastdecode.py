@@ -12,8 +12,8 @@ from kvsim.techniques.axes.settings import param
 class Fastdecode(Term):
     """Runs attention on the CPU, alternating with the GPU so that both stay busy.
 
-    The paper has two parts. One leaves each side idle while the other works, but reads the weights
-    once, which is quicker where few sequences are decoded.
+    The paper divides the batch into two parts. With ``parts=1`` each side idles while the other
+    works, but weights are read only once, which is faster for small batches.
 
     References
     ----------
@@ -25,5 +25,5 @@ class Fastdecode(Term):
     parts: int = param(2, "parts of the batch that alternate between GPU and CPU", low=1, high=1024)
 
     def pieces(self) -> tuple[Part, ...]:
-        """Return a placement of the whole cache on the host, where the CPU attends."""
+        """Return a placement with the whole cache on the host and attention on the CPU."""
         return (HostPlacement(cpu_share=1, parts=self.parts),)

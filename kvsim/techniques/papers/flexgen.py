@@ -22,7 +22,7 @@ DISK_SHARES = make_axis(*np.arange(1, 33) / 32)  # of what the host has, tried i
 class Flexgen(Term):
     """Offloads cache and weights; each layer processes the parts of a batch in turn.
 
-    Offloading by columns: a layer serves all parts of the batch before the next layer.
+    This is column order: a layer serves all parts of the batch before the next layer runs.
 
     References
     ----------
@@ -83,7 +83,7 @@ class Flexgen(Term):
 
 
 def _split_off_gpu(what: str, gpu: float, disk: Number) -> tuple[float, Number]:
-    """The share that is not on the GPU, and how much of it is on the disk."""
+    """Return the share that is not on the GPU, and how much of that is on the drive."""
     if np.any(gpu + np.asarray(disk) > 100):
         raise InputError(f"flexgen: {what}_gpu and {what}_disk exceed 100 % together")
     return 1.0 - gpu / 100, disk / (100.0 - gpu) if gpu < 100 else 0.0

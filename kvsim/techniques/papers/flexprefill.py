@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Flexprefill(SparsePrompt):
-    """Chooses blocks or lines of attention per head, from the last block of queries.
+    """Chooses blocks, or columns and diagonals, of attention per head from the last queries.
 
     References
     ----------
@@ -30,11 +30,11 @@ class Flexprefill(SparsePrompt):
     )
 
     def density(self, at: LayerPass) -> Number:
-        """Return the share of causal pairs in the chosen blocks, as set; it depends on the text."""
+        """Return the share of causal pairs in the chosen blocks: a setting, as texts differ."""
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Return the ops that score keys by the last block's queries, and blocks by means."""
+        """Return the ops that score keys by the last block's queries, and blocks by their means."""
         m, p = at.d.shard, at.p
         asking = np.minimum(self.block, p.new)
         pairs = p.batch * m.heads * asking * p.length

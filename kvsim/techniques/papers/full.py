@@ -18,5 +18,5 @@ class Full(Term):
     name: ClassVar[str] = "full"
 
     def pieces(self) -> tuple[Part, ...]:
-        """Return no parts: the defaults hold."""
+        """Return no parts, as the defaults of all axes apply."""
         return ()

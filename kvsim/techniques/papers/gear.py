@@ -21,11 +21,11 @@ GEAR_PRODUCTS = 4 * LOOPS  # with the error and its transpose, for K and for V
 class Gear(Storage):
     """KIVI with a low-rank correction of the quantisation error.
 
-    KIVI's layout, the error of each packed block and head approximated by a product P Q^T.
+    KIVI's layout, with the error of each packed block and head approximated by a product P Q^T.
 
-    The prompt is one block, later ones are as long as the residual. The factors' part of scores
-    and outputs comes from thin products beside the packed kernel. Outliers, if any, are taken out
-    before packing and kept in fp16 with their indices; the released kernels run without. The
+    The prompt is one block, later ones are as long as the residual. The factors contribute to
+    scores and outputs by thin matrix products beside the packed kernel. Outliers, if any, are kept
+    in fp16 with their indices; the released kernels have none. The
     released model files attend to the prompt without a fused kernel.
 
     References
@@ -59,20 +59,20 @@ class Gear(Storage):
 
     @property
     def scored(self) -> bool:
-        """Whether the prompt's scores are written to memory: if errors are corrected."""
+        """Whether the prompt's attention scores are written to memory, to correct errors."""
         return bool(np.any(np.asarray(self.outliers) + self.rank > 0))
 
     def _packed(self, tokens: Number) -> Number:
         return tokens - tokens % self.residual
 
     def _factors(self, at: LayerPass, tokens: Number) -> Number:
-        """P: a row per packed token and head; Q: a row per channel and block; of K and V. [B]"""
+        """Return the size of P (row per packed token, head) and Q (per channel, block). [B]"""
         m = at.d.shard
         rows = 2 * m.cached_heads * self._packed(tokens) + m.kv_width * self._products(at, tokens)
         return ops.FP16_BYTES * self.rank * at.p.batch * rows
 
     def _products(self, at: LayerPass, tokens: Number) -> Number:
-        """Error products: that of the prompt's whole blocks, and one for each packed since."""
+        """Count the low-rank products: one for the prompt's blocks, one per block packed since."""
         prompt = np.minimum(tokens, at.kept_of_prompt)
         first: Array = 1.0 * (np.asarray(prompt) >= self.residual)
         return first + (self._packed(tokens) - self._packed(prompt)) / self.residual
@@ -181,14 +181,13 @@ and 74 us) over the 45 us that ``packed_cache.qr_s`` of Hugging Face's stacks is
 
 @frozen
 class GearFirst(WholeStorage):
-    """GEAR as first released: one range and one low-rank correction per cache.
+    """GEAR as first released: one quantisation range and low-rank correction per sequence.
 
-    GEAR as first released: one range and one low-rank product for a sequence's whole cache.
-
-    What is packed has a copy per query head, as repeat_kv makes them. Rank and outliers are shares,
-    as in the release's example. Every ``residual`` steps the whole cache is packed anew. PyTorch
-    sorts all numbers to find the largest for up to ten sequences; it is taken to do so for more,
-    too. The prompt's attention is not fused.
+    The whole cache of a sequence shares one quantisation range and one low-rank correction. Packed
+    values have a copy per query head, as ``repeat_kv`` makes them. Rank and outliers are shares, as
+    in the release's example. The whole cache is packed again every ``residual`` steps. For up to
+    ten sequences PyTorch finds the outliers by sorting all elements; the model assumes the same for
+    larger batches. The prompt's attention is not fused.
 
     References
     ----------
@@ -216,11 +215,11 @@ class GearFirst(WholeStorage):
 
     @property
     def stored(self) -> Format:
-        """Format of the cache: one range for all numbers."""
+        """Format of the cache: one quantisation range for all values."""
         return Format(self.bits, k_block=self.residual, v_block=self.residual)
 
     def _numbers(self, deployment: Deployment, tokens: Number) -> Number:
-        """Count the cached numbers of some tokens, keys and values copied for every query head."""
+        """Count the cached values of some tokens; keys and values have a copy per query head."""
         return deployment.shard.queries_per_kv * deployment.shard.kv_width * tokens
 
     def _columns(self, deployment: Deployment, tokens: Number) -> Number:
@@ -237,7 +236,7 @@ class GearFirst(WholeStorage):
         return [] if at.p.prefill else [self._restore(at, at.kept_tokens)]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads and unpacks for the further copies of heads. [B]"""
+        """Return the bytes that attention reads and unpacks for the copies of heads. [B]"""
         if at.p.prefill:
             return 0.0
         d, stored = at.d, self.stored
@@ -252,12 +251,12 @@ class GearFirst(WholeStorage):
     def complete(self, at: LayerPass) -> list[Op]:
         """Return the ops that pack the prompt; in decoding, a share of packing all tokens anew.
 
-        Each step is charged with 1 / ``residual`` of that.
+        Each decoding step is charged 1 / ``residual`` of it.
         """
         return self._pack(at, at.kept_tokens, 1.0 if at.p.prefill else 1.0 / self.residual)
 
     def _pack(self, at: LayerPass, tokens: Number, often: float) -> list[Op]:
-        """Return the ops that take out outliers, round the rest and approximate its error.
+        """Return the ops that separate outliers, quantise the rest and approximate the error.
 
         Parameters
         ----------

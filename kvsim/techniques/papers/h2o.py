@@ -15,8 +15,9 @@ from kvsim.techniques.axes.settings import Budget, param
 class H2o(Bounded):
     """Evicts the tokens with the lowest accumulated attention scores.
 
-    Scores of every query are accumulated in fp32 per head, so they have to leave the attention
-    kernel; the lowest is evicted when a token comes in. Nothing is done where nothing is evicted.
+    The scores of all queries are accumulated in fp32 per head, so the attention kernel has to write
+    them; each new token replaces the one with the lowest score. If nothing has to be evicted,
+    nothing is computed.
 
     References
     ----------
@@ -47,7 +48,7 @@ class H2o(Bounded):
     def complete(self, at: LayerPass) -> list[Op]:
         """Return the ops that add up scores and select tokens.
 
-        After the prompt the best are gathered; in decoding the lowest of the scores is found.
+        After prefill the best tokens are gathered; in decoding the lowest score is found.
         """
         p, tokens = at.p, at.cached
         seen = tokens if p.prefill else np.minimum(tokens, self.budget)

@@ -29,11 +29,11 @@ from kvsim.techniques.axes.settings import Budget, param
 
 
 def guessing_channels(part: float, head_dim: int) -> int:
-    """Return how many channels of a head the guess uses: pairs that RoPE rotates together.
+    """Return the number of channels per head that the guess uses, in pairs as RoPE rotates them.
 
     Parameters
     ----------
-    part : of the channels.
+    part : share of the channels.
     head_dim : channels of a head.
     """
     return min(head_dim, 2 * max(1, int(part * head_dim / 2 + 1e-9)))
@@ -85,7 +85,7 @@ class Guessed(Chosen):
         return self._cached_before(at)
 
     def _width(self, at: LayerPass, heads: int) -> float:
-        """Count the channels of so many heads that guess scores."""
+        """Return the number of channels of some heads that are used for guessing scores."""
         m = at.d.shard
         return float(heads * guessing_channels(self.part, m.k_width // m.cached_heads))
 
@@ -95,10 +95,7 @@ class Guessed(Chosen):
         return ops.FP16_BYTES * rows * (m.hidden + m.qkv_bias)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Return the ops that guess the next layer's queries from this one's input, and its scores.
-
-        Both use the partial weights and keys, those of a share of the channels.
-        """
+        """Return the ops that guess the next layer's queries and scores from this one's input."""
         m, p = at.d.shard, at.p
         asked = p.tokens * self._width(at, m.heads)
         scores = ops.SCORE * p.tokens * m.heads * self._cached_before(at)
@@ -150,7 +147,7 @@ class Guessed(Chosen):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """Return the memory of the fetched tokens of two layers. [B]
 
-        Those of one layer are read while the next one's arrive.
+        One layer's tokens are read while the next layer's are copied.
         """
         if at.p.prefill or not np.any(np.asarray(at.placement.v_host) > 0):
             return super().shared_buffers(at)

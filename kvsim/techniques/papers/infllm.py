@@ -18,8 +18,8 @@ class Infllm(Selection):
     """Reads the first tokens, a local window and the best-matching blocks.
 
     Blocks are chosen per sequence by the keys of their representative tokens, which stay on the
-    GPU, and copied one by one into a cache of recently used blocks. In prefill every chunk of
-    queries chooses its own. The local window's attention hides a part of the fetch.
+    GPU, and copied one by one into a cache of recently used blocks. In prefill each chunk of
+    queries chooses blocks. Attention to the local window hides a part of the copies.
 
     References
     ----------
@@ -58,7 +58,7 @@ class Infllm(Selection):
 
     @property
     def family(self) -> Family:
-        """The kind of loss: blocks whose representatives score low are not read."""
+        """Return the kind of loss: blocks whose representatives score low are not read."""
         return "eviction"
 
     def for_prompt(self, prompt: Number) -> "Infllm":
@@ -81,11 +81,11 @@ class Infllm(Selection):
         return replace(self, k=np.maximum(chosen, 1.0)).for_prompt(prompt)
 
     def prompt_budget(self) -> Number:
-        """Return the tokens that a query reads: first, local and chosen blocks' tokens. [tokens]"""
+        """Return the tokens that a query attends to: first, local and chosen ones. [tokens]"""
         return self.initial + self.local + self.k * self.block
 
     def _count_far_blocks(self, tokens: Number) -> Number:
-        """Whole blocks that have left the local window."""
+        """Count the whole blocks that precede the local window."""
         left: Number = np.maximum(tokens - self.initial - self.local, 0.0) // self.block
         return left
 
@@ -97,9 +97,10 @@ class Infllm(Selection):
         return (np.asarray(self._count_far_blocks(most)) > 0) * 1.0
 
     def _missing(self, point: Point, number: Number, held: Number) -> Number:
-        """Chosen blocks of ``n`` that are not among the ``held`` latest, all chunks together.
+        """Count the chosen blocks that have to be copied, over all chunks of a prompt.
 
-        Chance alone finds held / n of them; the number of blocks grows evenly in prefill.
+        A random choice of n blocks finds held / n of them in the cache; the number of blocks grows
+        evenly in prefill.
         """
         held = np.maximum(held, self.k)
         if not point.prefill:
@@ -146,7 +147,7 @@ class Infllm(Selection):
         ]  # fmt: skip
 
     def _choose(self, at: LayerPass, among: Number) -> list[Op]:
-        """Queries against the representatives of ``among`` blocks, and the best blocks."""
+        """Return the ops that score blocks by their representatives and choose the best."""
         m, p = at.d.shard, at.p
         keys = p.batch * among * self.representatives
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * keys
@@ -157,7 +158,7 @@ class Infllm(Selection):
         ]
 
     def _represent(self, at: LayerPass) -> Op:
-        """What local keys are given by local queries: a second pass of scores, summed."""
+        """Return the op that sums, in a second pass, the attention that local keys receive."""
         d, p, m = at.d, at.p, at.d.shard
         forms = self._forms(p, at.shape)
         keys = p.batch * np.minimum(p.length, self.local + p.new - 1) * forms
@@ -169,7 +170,7 @@ class Infllm(Selection):
     def count_kept(self, at: LayerPass) -> Number:
         """Return the first and latest tokens, which the cache itself keeps. [tokens]
 
-        ``resident`` counts the blocks.
+        Blocks are counted by ``resident``.
         """
         return np.minimum(at.cached, self.initial + self.local + self.block)
 
@@ -190,14 +191,14 @@ class Infllm(Selection):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Return the memory of one layer's blocks that leave for the host in prefill. [B]"""
+        """Return the memory of one layer's blocks on their way to the host in prefill. [B]"""
         out = at.p.batch * self._count_far_blocks(at.without_window().cached) * self.block
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}
 
 
 def _rest(whole: Op, near: Op) -> Op:
-    """What attention to everything does beyond local attention, after the fetch."""
+    """Return the work of attention to all chosen tokens beyond that to the local window."""
     moved = np.maximum(whole.bytes["hbm"] - near.bytes["hbm"], 0.0)
     flops = np.maximum(whole.flops - near.flops, 0.0)
     return replace(whole, flops=flops, bytes={"hbm": moved}, after=("fetch",))

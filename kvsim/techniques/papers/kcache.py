@@ -38,9 +38,8 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 class Kcache(Term):
     """Keeps keys on the GPU and fetches the values of the top N tokens from host memory.
 
-    Top-N attention over values in host memory, per batch entry and query head.
-
-    Nothing hides the fetch: scores, selection, copy and weighted sum follow one another.
+    The top N tokens are chosen per sequence and query head. Nothing hides the copy: scores,
+    selection, copy and weighted sum follow one another.
 
     References
     ----------
@@ -64,7 +63,7 @@ class Kcache(Term):
 
 @frozen
 class TopValues(Selection):
-    """Reads the best N values per sequence and query head, on the GPU or the host.
+    """Reads the top N values per sequence and query head, from the GPU or the host.
 
     References
     ----------
@@ -81,7 +80,7 @@ class TopValues(Selection):
     n: Number = param(128, "values read per query head", low=1, high=1e7)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why it cannot run: it needs values apart from keys, and every key on the GPU."""
+        """Return why it cannot run: it needs values apart from keys, and all keys on the GPU."""
         if deployment.shard.latent:
             return "keys and values share one latent (MLA)"
         place = parts.placement
@@ -90,7 +89,7 @@ class TopValues(Selection):
         return ""
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Return the ops that score all keys, and weigh the values of the best N."""
+        """Return the ops that score all keys, and sum the values of the top N by weight."""
         d, p, m = at.d, at.p, at.d.shard
         place, storage = at.placement, at.storage
         on_host = bool(np.any(np.asarray(place.v_host) > 0))

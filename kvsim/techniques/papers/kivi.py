@@ -12,9 +12,8 @@ from kvsim.techniques.axes.settings import combine, param
 class Kivi(Storage):
     """Quantises keys per channel and values per token; keeps the latest tokens in FP16.
 
-    Asymmetric group quantisation of the cache with a full-precision residual. A step's tokens are
-    packed before they are attended to, as in the paper's algorithm; the release packs them
-    afterwards, which ``late-kivi:group=32,residual=128`` does.
+    Groups are quantised asymmetrically. New tokens are packed before attention, as in the paper's
+    algorithm; the released code packs them afterwards, as ``late-kivi:group=32,residual=128`` does.
 
     References
     ----------
@@ -42,7 +41,7 @@ class Kivi(Storage):
         return self.exact
 
     def scores_prompt(self, at: LayerPass) -> bool:
-        """Return whether the prompt is attended to by separate kernels, as in KIVI's first code.
+        """Return whether the prompt's attention uses separate kernels, as in KIVI's first release.
 
         Parameters
         ----------

@@ -108,15 +108,15 @@ class Kvpr(Term):
 class Place(HostPlacement):
     """Keeps shares of cache and weights on the host and recomputes ``split`` cached tokens.
 
-    It is ``place`` in the notation, and covers any mix of what stays, is copied and is recomputed,
-    so that a plan can choose another mix for each layer.
+    Plans use it to choose for each layer which tokens stay on the GPU, are copied or are
+    recomputed. Its name in the notation is ``place``.
     """
 
     name = "place"
 
     @property
     def recomputes(self) -> bool:
-        """Whether some of the host's tokens are recomputed."""
+        """Whether some of the tokens on the host are recomputed."""
         return isinstance(self.split, str) or positive(self.split)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
@@ -209,7 +209,7 @@ class Place(HostPlacement):
     def sent_share(self, at: LayerPass) -> Number:
         """Return the share of the prompt's keys and values that is stored on the host, 0 to 1.
 
-        Those of tokens that every step recomputes are not stored.
+        Keys and values that every step recomputes are not stored.
         """
         if not (self.recomputes and at.p.prefill):
             return 1.0
@@ -251,9 +251,8 @@ class Place(HostPlacement):
     # memory
 
     def loaded_cache(self, at: LayerPass, home: tuple[Number, Number]) -> dict[str, Number]:
-        """Return what the host holds: the keys and values that are stored, and layer inputs. [B]
-
-        Those of tokens that every step recomputes are not stored.
+        """Return the size of the keys, values and layer inputs in host memory. [B] Keys and values
+        that every step recomputes are not stored.
         """
         loaded = super().loaded_cache(at, home)
         if not self.recomputes:
@@ -285,9 +284,9 @@ class Place(HostPlacement):
     def scratch(self, at: LayerPass) -> Number:
         """Return the size of one layer in fp16 that only attention needs. [B]
 
-        Stacks that merge both parts do so there. So does a packed cache: the next layer is widened
-        and recomputed while this one is attended to. A static cache has the merged layer in
-        prefill, too.
+        It is used by stacks that merge the copied and the recomputed tokens, and by packed caches,
+        whose next layer is unpacked and recomputed during the attention of this one. A static cache
+        has it in prefill, too.
         """
         widened, d = super().scratch(at), at.d
         if not (self.loads and self.recomputes):
@@ -301,7 +300,7 @@ class Place(HostPlacement):
         return widened + whole * (np.asarray(split) > 0)
 
     def split_notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Say which split is in use, or why nothing is recomputed (grouped-query models)."""
+        """Return notes on the split in use, or on why nothing is recomputed."""
         d, m = at.d, at.d.shard
         width, split = input_width(d), float(np.ravel(choose_split(self, at))[0])
         if width < m.kv_width:
@@ -360,15 +359,15 @@ def optimal_split(context: Number, width: Number, link: Number, flops: Number) -
 
 
 def input_width(deployment: Deployment) -> float:
-    """Return the numbers of a token's layer input h, whole on every shard."""
+    """Return the width h of a token's layer input, which is not divided between shards."""
     return deployment.shard.hidden
 
 
 def choose_split(place: Place, at: LayerPass) -> Number:
     """Choose how many tokens a pass recomputes.
 
-    That is the number that was set, the stack's share of the prompt (``offload.split_prompt``), or
-    the one that makes the step shortest. Equation 10 takes constant rates of GPU and link. Here
+    It is the number that was set, the stack's share of the prompt (``offload.split_prompt``), or
+    the one with the shortest step. Equation 10 takes constant rates of GPU and link. Here
     the times are those that kvsim predicts of each op, with launches, small copies below the link's
     full rate and the layer's other work. For large layers both choices are the same.
 
@@ -380,7 +379,7 @@ def choose_split(place: Place, at: LayerPass) -> Number:
     Returns
     -------
     Number
-        Whole tokens per sequence, at most the prompt's tokens that live on the host. [tokens]
+        Whole tokens per sequence, at most the prompt tokens on the host. [tokens]
     """
     d, p, split = at.d, at.p, place.split
     limit: Number = np.floor(np.minimum(p.prompt, place.on_host(at)))
@@ -432,12 +431,13 @@ def _balanced_split(place: Place, at: LayerPass, limit: Number) -> Array:
 
 
 def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
-    """Find the whole number of tokens that makes the step shortest by the timeline. [tokens]
+    """Find the whole number of tokens with the shortest simulated step. [tokens]
 
-    It is for stacks whose copies delay the GPU. How long depends on when the copies start, so each
-    split is played on the timeline. Its end is a maximum of sums of op times and so convex in the
+    It is used for stacks whose copies delay the GPU. The delay depends on when copies start, so
+    each split is simulated on the timeline. Its end is a maximum of sums of op times and so convex
+    in the
     split, except at 0 and at all tokens, where one of the two parts is empty: these are tried
-    apart.
+    separately.
     """
     d, p, shape = at.d, at.p, at.shape
     none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
@@ -475,7 +475,7 @@ def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
 
 
 def _busy_seconds(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:
-    """Return how long some ops keep the GPU, the link to it, and GPU memory busy. [s]"""
+    """Return how long some ops occupy the GPU, the link to it, and GPU memory. [s]"""
     gpu = sum((seconds(op, deployment) for op in some if op.stream == "gpu"), ZERO)
     link = sum((seconds(op, deployment) for op in some if op.stream == "h2d"), ZERO)
     hbm = sum((channel_seconds(op, deployment).get("hbm", 0.0) for op in some), ZERO)

@@ -15,10 +15,10 @@ TOKEN = 4.0  # scale and offset of one token's values [B]
 class Kvquant(Storage):
     """Quantises to calibrated non-uniform levels; keeps outliers in FP16.
 
-    Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
+    Levels are calibrated beforehand, per channel for keys and per token for values.
 
-    Attention applies rotary embedding to the keys as it dequantises them. A share of the numbers
-    with the largest magnitude stays in fp16, and so does the first token.
+    Attention applies rotary embedding to the keys as it dequantises them. The share ``outliers`` of
+    elements with the largest magnitude stays in fp16, and so does the first token.
 
     References
     ----------
@@ -43,7 +43,7 @@ class Kvquant(Storage):
         return Format(self.bits, UNGROUPED)
 
     def _get_outlier_bytes(self, at: LayerPass, tokens: Number) -> Number:
-        """Outliers, and each token's scale of values. [B]"""
+        """Return the size of outliers and of each token's scale of values. [B]"""
         m = at.d.shard
         return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
 
@@ -54,7 +54,7 @@ class Kvquant(Storage):
         return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads of outliers and scales. [B]"""
+        """Return the bytes of outliers and scales that attention reads. [B]"""
         return 0.0 if at.p.prefill else self._get_outlier_bytes(at, at.kept_tokens)
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:

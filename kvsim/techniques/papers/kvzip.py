@@ -16,13 +16,14 @@ CHUNK = 2048  # tokens that are repeated, and scored, at a time
 class Kvzip(PromptCut):
     """Scores every token in a second pass over the context, in chunks.
 
-    The score is the greatest weight that any query of the repetition of its own chunk gives it;
-    queries asked later play no part, so that one cut serves them all.
+    A token's score is the largest attention weight that it receives while the model repeats its
+    chunk. Later questions do not affect it, so one eviction serves them all.
 
     References
     ----------
     .. [1] J.-H. Kim et al., "KVzip: query-agnostic KV cache compression with context
-       reconstruction", NeurIPS 2025, sections 3.2 and 3.3: chunks of 2,048 tokens; https://arxiv.org/abs/2505.23416.
+       reconstruction", NeurIPS 2025, sections 3.2 and 3.3: chunks of 2,048 tokens;
+       https://arxiv.org/abs/2505.23416.
     """
 
     name = "kvzip"
@@ -34,7 +35,7 @@ class Kvzip(PromptCut):
     def resident(self, at: LayerPass) -> Buffers:
         """Return the memory of tokens that wait to be dropped in prefill. [B]
 
-        No layer's cache is cut before the whole model has repeated the prompt.
+        No layer's cache is reduced before the whole model has repeated the prompt.
         """
         if not at.p.prefill:
             return {}
@@ -43,7 +44,7 @@ class Kvzip(PromptCut):
         return {"gpu": {"kv before the cut": waiting}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Return no buffers: the prompt is in the layers' caches until these are cut."""
+        """Return no buffers: the prompt stays in the layers' caches until tokens are evicted."""
         return {}
 
     def score(self, at: LayerPass) -> list[Op]:

@@ -9,8 +9,8 @@ from kvsim.techniques.axes.settings import param
 class Lookahead(Rounds):
     """Lookahead decoding: guesses n-grams in parallel and verifies earlier guesses.
 
-    A window of ``window`` places is iterated over ``ngram`` - 1 levels while ``guesses`` n-grams
-    from the pool are verified, all as tokens of one pass.
+    Each pass advances a window of ``window`` positions and ``ngram`` - 1 levels, and verifies
+    ``guesses`` n-grams from the pool.
 
     References
     ----------

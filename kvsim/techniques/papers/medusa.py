@@ -14,8 +14,8 @@ from kvsim.techniques.axes.settings import param
 class Medusa(Rounds):
     """Medusa: drafts each position with its own head over the vocabulary.
 
-    The heads run over every token of the tree that was just verified: which of them is the last
-    one accepted is known only then. Their best tokens make the next tree.
+    The heads run over every token of the verified tree, as the last accepted one is known only
+    afterwards. Their best tokens form the next tree.
 
     References
     ----------

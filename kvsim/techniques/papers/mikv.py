@@ -18,11 +18,10 @@ from kvsim.techniques.axes.storage import WholeStorage
 class Mikv(WholeStorage):
     """Stores important tokens in higher precision and the others at few bits.
 
-    Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
-
-    Numbers are packed token by token in groups, keys after a balancing of their channels with
-    those of the queries. The whole score matrix leaves the attention kernel, in prefill and in
-    decoding; with every new token another one is reduced to low precision.
+    Tokens are ranked by attention scores accumulated over all queries, as in H2O. Each token is
+    quantised in groups; key channels are balanced with those of queries first. The attention kernel
+    has to write all scores, in prefill and in decoding. Each new token moves another one to low
+    precision.
 
     References
     ----------
@@ -55,7 +54,7 @@ class Mikv(WholeStorage):
 
     @property
     def _number(self) -> Number:
-        """Average size of a cached number with its scale and zero point. [B]"""
+        """Return the mean size of a cached value with its scale and zero point. [B]"""
         high, low = (
             float(bytes_per_number(bits, np.inf if bits == 16 else self.group))
             for bits in (self.high, self.low)
@@ -77,13 +76,13 @@ class Mikv(WholeStorage):
         return not self._packs.any()
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why it cannot run, or an empty string: H2O would evict what it quantises."""
+        """Return why it cannot run, or an empty string: it cannot be combined with eviction."""
         if parts.selection.evicts == "always" and parts.selection.scored:
             return f"mikv stores at low precision what {parts.selection.name} drops; keep one"
         return ""
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return the average bytes of a number over both precisions. [B]"""
+        """Return the mean size of a cached value over both precisions. [B]"""
         return self._number, self._number
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
@@ -110,7 +109,7 @@ class Mikv(WholeStorage):
         ]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads beyond numbers of the kernel's one precision. [B]"""
+        """Return the bytes that attention reads beyond those of a single mean precision. [B]"""
         if at.p.prefill:  # the prompt reads its own keys and values in fp16
             return 0.0
         less = np.asarray(self._number) - self.stored.number
@@ -119,7 +118,7 @@ class Mikv(WholeStorage):
     def complete(self, at: LayerPass) -> list[Op]:
         """Return the ops that add up scores and rank tokens.
 
-        In decoding a new token takes the place of the least important one, which gets fewer bits.
+        In decoding each new token replaces the least important one, which is reduced to fewer bits.
         """
         d, p, tokens = at.d, at.p, at.kept_tokens
         upkeep = score_upkeep(at, tokens)

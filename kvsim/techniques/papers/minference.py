@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Minference(SparsePrompt):
-    """Reads vertical and slash lines of attention, found from the last queries.
+    """Computes attention only on columns and diagonals found from the last queries.
 
     References
     ----------

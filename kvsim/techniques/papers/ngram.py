@@ -9,10 +9,9 @@ from kvsim.techniques.axes.drafting import Rounds
 class Ngram(Rounds):
     """Copies drafts from earlier text (prompt lookup).
 
-    Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
-
-    A draft needs no forward pass and no GPU memory; the search on the host is not counted. How many
-    drafts are accepted depends on how much of the answer repeats the prompt.
+    Drafts are the tokens that followed the last few tokens earlier in the text. They need no
+    forward pass and no GPU memory; the search on the host is not modelled. Acceptance depends on
+    how much of the answer repeats the prompt.
 
     References
     ----------

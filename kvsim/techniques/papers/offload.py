@@ -12,12 +12,10 @@ from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 @frozen
 class Offload(Term):
-    """Keeps part of the cache in host memory and prefetches it.
+    """Keeps part of the cache in host memory and prefetches it layer by layer.
 
-    Offloading with prefetch.
-
-    By rows, a batch passes through all layers and weights stay on the GPU. By columns, weights
-    are streamed and each layer serves ``parts`` parts of the batch before the next one.
+    In row order, a batch passes through all layers and weights stay on the GPU. In column order,
+    weights are streamed and each layer serves ``parts`` parts of the batch before the next one.
 
     References
     ----------

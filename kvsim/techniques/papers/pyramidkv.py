@@ -21,7 +21,8 @@ class Pyramidkv(Snapkv):
 
     Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
 
-    The last layer keeps the mean over ``beta``, the first twice the mean less that.
+    The last layer keeps the mean divided by ``beta``, and the first twice the mean minus that
+    number.
 
     References
     ----------

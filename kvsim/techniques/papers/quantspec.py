@@ -49,9 +49,8 @@ from kvsim.techniques.axes.settings import combine, param
 class Quantspec(Term):
     """Drafts with the upper 4 bits of an 8-bit cache and 4-bit MLP weights.
 
-    Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
-
-    The output is that of the model with an 8-bit cache. A round that finds too little room in the
+    The cache is hierarchical (4+4 bits), and the output is that of the model with an 8-bit cache. A
+    round that finds too little room in the
     full-precision buffer drafts fewer tokens, about once each time half of it fills up; such short
     rounds are not modelled.
 
@@ -109,7 +108,7 @@ class Hierarchical(Storage):
 
     @property
     def upper(self) -> "_UpperHalf":
-        """The cache's upper four bits, which drafts read."""
+        """The upper four bits of the cache, which drafts read."""
         return _UpperHalf(self.group, self.residual)
 
     def prepare(self, at: LayerPass) -> list[Op]:

@@ -17,9 +17,8 @@ from kvsim.techniques.axes.settings import Budget, param
 class Quest(Chosen):
     """Reads only the pages whose key bounds match the query; drops nothing.
 
-    Query-aware sparsity: the least and the greatest key of a page bound its scores.
-
-    Nothing is dropped. The first layers are dense; pages are chosen by every KV head for itself.
+    The minimum and maximum of a page's keys, per channel, bound its scores. The first layers are
+    dense; each KV head chooses its own pages.
 
     References
     ----------
@@ -62,7 +61,7 @@ class Quest(Chosen):
     def estimate(self, at: LayerPass) -> list[Op]:
         """Return the op that scores every page by its bounds.
 
-        A score sums, over a head's channels, the greater product of the query with both bounds.
+        The score is the sum over channels of the larger product of the query with the two bounds.
         """
         m, p = at.d.shard, at.p
         pages = np.ceil(at.kept_tokens / self.page)

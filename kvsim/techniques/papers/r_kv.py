@@ -17,7 +17,8 @@ class RKv(Bounded):
 
     Redundancy is a key's mean cosine similarity to the other kept keys, computed for every pair.
 
-    The published gains are no independent test. After its errors on them had been seen, the model
+    The published gains are not an independent test. After its errors on them had been seen, the
+    model
     was changed: decode attention now runs in rounds of blocks (``unit_blocks`` of stack hf-fa2).
     The parameters of these rounds come from FlashAttention 2 itself; none is fitted.
 
@@ -47,28 +48,27 @@ class RKv(Bounded):
 
     @property
     def budget(self) -> Number:
-        """Kept tokens, and those that are added until the next cut. [tokens]"""
+        """Tokens cached at most: those kept, and those added until the next eviction. [tokens]"""
         return self.kept + self.buffer
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """Return the tokens of the prompt that the first cut leaves. [tokens]"""
+        """Return the prompt tokens that remain after the first eviction. [tokens]"""
         return np.minimum(at.p.length, self.kept)
 
     def limit(self, at: LayerPass) -> Number:
-        """Return the tokens that a query sees, on average between two cuts. [tokens]
-
-        These are the kept ones and those that came since.
+        """Return the tokens that a query attends to, averaged between two evictions. [tokens] These
+        are the kept tokens and those added since.
         """
         return self.kept + (self.buffer + 1) / 2
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Return the memory of the latest queries, which score tokens at the next cut. [B]"""
+        """Return the memory of the latest queries, which score tokens at the next eviction. [B]"""
         m, p = at.d.shard, at.p
         queries = ops.FP16_BYTES * p.batch * m.heads * (m.k_width / m.cached_heads) * self.window
         return {"gpu": {"latest queries": queries}}
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return the ops of a cut after the prompt; in decoding, 1 / ``buffer`` of a cut."""
+        """Return the ops of an eviction after the prompt; in decoding, 1 / ``buffer`` of one."""
         m, p = at.d.shard, at.p
         every = 1.0 if p.prefill else float(self.buffer)
         tokens = p.length if p.prefill else np.minimum(p.length, self.budget)

@@ -43,8 +43,8 @@ class Landmarks(Chosen):
     def tokens(self, at: LayerPass) -> Number:
         """Return the tokens per KV head that a query attends to. [tokens]
 
-        These are the chosen chunks, the outliers, the prompt's last chunks, and all that was
-        generated since.
+        These are the chosen chunks, the outliers, the prompt's last chunks, and all generated
+        tokens.
         """
         last = self.chunk * np.minimum(self.local, self.pages(at))
         return self.host_tokens(at) + self._stay(_prompt(at)) + last + _generated(at)
@@ -90,7 +90,7 @@ class Landmarks(Chosen):
         return np.ceil(_prompt(at) / self.chunk)
 
     def _stay(self, tokens: Number) -> Number:
-        """Return how many of a prompt's first tokens are in outlier chunks. [tokens]"""
+        """Return the number of prompt tokens in outlier chunks. [tokens]"""
         return self.chunk * np.minimum(self.outliers, np.ceil(tokens / self.chunk))
 
     def _means(self, at: LayerPass, tokens: Number) -> Number:
@@ -140,12 +140,12 @@ class Landmarks(Chosen):
 
 
 def _prompt(at: LayerPass) -> Number:
-    """Cached tokens of the prompt. [tokens]"""
+    """Return the number of cached prompt tokens. [tokens]"""
     return np.minimum(at.kept_tokens, at.p.prompt)
 
 
 def _generated(at: LayerPass) -> Number:
-    """Tokens since the prompt, this pass's included. [tokens]"""
+    """Return the number of tokens after the prompt, including those of this pass. [tokens]"""
     return np.maximum(at.p.length - at.p.prompt, 0.0)
 
 
@@ -153,7 +153,7 @@ def _generated(at: LayerPass) -> Number:
 class Lowrank(Storage):
     """Stores keys before rotary embedding as a low-rank product, and values in FP16.
 
-    The decomposition of the prompt takes 6 s w^2 + 20 w^3 operations for s tokens of width w.
+    Decomposing the keys of s prompt tokens of width w takes 6 s w^2 + 20 w^3 operations.
 
     References
     ----------
@@ -166,16 +166,21 @@ class Lowrank(Storage):
     preset = False
     launches = Launches(prefill={"svd": 27}, decode={"restore_keys": 13})
 
-    rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
+    rank: int = param(
+        160, "rank of the low-rank approximation of the prompt's keys", low=1, high=4096
+    )
     prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why low-rank keys do not pay, or an empty string."""
+        """Return why low-rank keys cannot be used, or an empty string."""
         m = deployment.shard
         if self.rank >= m.k_width:
-            return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
+            return f"rank {self.rank} is not below {m.k_width}, the width of a token's keys"
         if not parts.selection.chooses:
-            return f"{self.name} reconstructs the keys that are read; combine it with pages"
+            return (
+                f"{self.name} rebuilds keys only for the tokens that are read; combine it with a "
+                "technique that chooses tokens, such as landmarks"
+            )
         return ""
 
     def _get_row_bytes(self, at: LayerPass, tokens: Number) -> Number:
@@ -197,7 +202,7 @@ class Lowrank(Storage):
         return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
-        """Return the op that restores the keys of so many tokens per KV head, with positions."""
+        """Return the op that rebuilds the keys of some tokens per KV head, and rotates them."""
         m, p = at.d.shard, at.p
         keys = p.batch * m.cached_heads * tokens
         moved = ops.FP16_BYTES * keys * (self.rank + m.head_dim) + self._get_column_bytes(at)
@@ -205,7 +210,7 @@ class Lowrank(Storage):
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return the size of keys, the prompt's as factors, and of fp16 values. [B]"""
+        """Return the size of keys (the prompt's as low-rank factors) and of fp16 values. [B]"""
         m, p = at.d.shard, at.p
         generated = np.maximum(at.kept_tokens - p.prompt, 0.0)
         keys = (
@@ -226,10 +231,10 @@ class Lowrank(Storage):
 class Shadowkv(Term):
     """Keeps low-rank keys on the GPU and fetches the values of selected chunks from the host.
 
-    The keys of chosen chunks are multiplied out while their values are being fetched. The release
-    keeps what a step has fetched (``hit``, about 0.6 by the paper), always attends to the last
-    chunks (``local=4``), and reads one prompt at a time (``prefill=sequence``); by default all is
-    as the paper's algorithms say.
+    The keys of chosen chunks are multiplied out while their values are being fetched. The released
+    code reuses values fetched by the previous step (``hit``, about 0.6 according to the paper),
+    always attends to the last chunks (``local=4``) and reads one prompt at a time
+    (``prefill=sequence``); the defaults follow the paper's algorithms.
 
     References
     ----------
@@ -240,7 +245,9 @@ class Shadowkv(Term):
     name: ClassVar[str] = "shadowkv"
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
-    rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
+    rank: int = param(
+        160, "rank of the low-rank approximation of the prompt's keys", low=1, high=4096
+    )
     chunk: int = param(8, "tokens per chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
     hit: float = param(

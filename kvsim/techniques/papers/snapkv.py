@@ -15,7 +15,7 @@ from kvsim.techniques.axes.settings import param
 class Snapkv(PromptCut):
     """Keeps the prompt tokens to which the end of the prompt attends.
 
-    Prompt compression by an observation window; generated tokens are all kept.
+    The last ``window`` queries score the prompt; all generated tokens are kept.
 
     References
     ----------

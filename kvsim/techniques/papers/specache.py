@@ -56,11 +56,8 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 class Specache(Term):
     """Prefetches from the host the pairs to which a speculated next token attends.
 
-    Speculative prefetch of the key-value pairs that the next token will attend to.
-
-    Every step decodes the output token and a speculative next token; the latter's scores choose
-    what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed
-    afterwards.
+    Each step decodes the output token and a speculative next token, whose scores choose the pairs
+    to prefetch for the next step. New tokens are attended to in fp16 and packed afterwards.
 
     Without speculation (section 4.5) the output token's own scores choose, and attention is
     recalculated when the pairs have arrived. A fused kernel keeps no scores and attends to
@@ -121,8 +118,13 @@ class Pairs(Selection):
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Return why it cannot run: it needs a packed cache on the GPU, of single tokens."""
         place, storage = parts.placement, parts.storage
-        if not storage.stored.packs or not storage.read.packs:
-            return f"{self.name} fetches fp16 copies of packed tokens, unlike {storage.name}"
+        if not storage.stored.packs:
+            return f"{self.name} needs a packed cache, but {storage.name} is not packed"
+        if not storage.read.packs:
+            return (
+                f"{self.name} needs attention to read the packed cache, but {storage.name} "
+                "unpacks it first"
+            )
         if storage.upper is not None:
             return f"{self.name} packs single tokens, but {storage.name} packs half buffers"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
@@ -162,7 +164,7 @@ class Pairs(Selection):
         return step if self.speculative else [*step, *self._recalculate(at, chosen)]
 
     def _recalculate(self, at: LayerPass, chosen: Number) -> list[Op]:
-        """Return the ops that attend again once the pairs are there (section 4.5)."""
+        """Return the ops that repeat attention when the pairs have arrived (section 4.5)."""
         p, m, after = at.p, at.d.shard, ("prefetch",)
         pairs = ops.kv_bytes(m, p.batch * chosen)
         if not at.d.stack.attention.score_bytes:  # all again; the new token is written already
@@ -208,7 +210,7 @@ class Pairs(Selection):
 
 @frozen
 class _Predecoding(Pairs):
-    """The pass between prompt and first step: it has no pairs yet and keeps nothing."""
+    """The pass between prefill and the first step: no pairs are there yet, and none are added."""
 
     first: ClassVar[bool] = True
     launches = Pairs.launches
@@ -245,5 +247,5 @@ class LateKivi(Storage):
         return kivi(self.bits, self.group, self.residual, late=True)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Return the ops that pack new tokens after attention; none with ``pairs``, which packs."""
+        """Return the ops that pack new tokens after attention; none if ``pairs`` packs them."""
         return [] if isinstance(at.parts.selection, Pairs) else pack(at)

@@ -12,9 +12,9 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class Streamingllm(Bounded):
-    """Keeps the first and the latest tokens.
+    """Keeps the first tokens (attention sinks) and the latest ones.
 
-    The first tokens and the latest ones are kept; positions count within the cache.
+    Positions are counted within the cache.
 
     References
     ----------

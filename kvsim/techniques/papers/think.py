@@ -33,12 +33,12 @@ class Think(Storage):
         return self.ratio == 0
 
     def _dropped(self, at: LayerPass) -> Number:
-        """Whole channels that every head drops of a key of the prompt."""
+        """Return the number of channels that each head drops of the prompt's keys."""
         width = at.d.shard.k_width // at.d.shard.cached_heads
         return float(int(self.ratio * width))
 
     def _gone(self, at: LayerPass) -> Number:
-        """Bytes of keys that the cached tokens of a sequence lack. [B]"""
+        """Return the bytes by which a sequence's cached keys are smaller. [B]"""
         tokens = np.minimum(at.kept_tokens, at.p.prompt)
         return ops.FP16_BYTES * at.d.shard.cached_heads * self._dropped(at) * tokens
 

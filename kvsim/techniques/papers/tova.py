@@ -10,8 +10,8 @@ from kvsim.techniques.axes.selection import PromptCut, observe
 class Tova(PromptCut):
     """Evicts the tokens with the lowest attention of the last query, averaged over heads.
 
-    All heads of a layer keep the same tokens. Applied once, behind the prompt, as kvpress does;
-    the paper drops a token at every step.
+    All heads of a layer keep the same tokens. Tokens are evicted once, after prefill, as in
+    kvpress; the paper drops a token at every step.
 
     References
     ----------

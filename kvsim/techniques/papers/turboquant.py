@@ -12,9 +12,9 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Turboquant(Storage):
-    """Rotates each head's vector and stores it at few bits.
+    """Rotates each head's vectors and quantises them to few bits.
 
-    A head's vector per token at few bits, with its norm in fp16 and no other parameters.
+    Each vector is stored with its norm in fp16 and no other parameters.
 
     Queries and outputs are rotated with the cache: attention works on rotated vectors.
 

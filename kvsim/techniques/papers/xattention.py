@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Xattention(SparsePrompt):
-    """Reads the blocks whose antidiagonals have the highest scores; their number varies.
+    """Attends to the blocks whose antidiagonals have the highest scores.
 
     References
     ----------
@@ -39,7 +39,7 @@ class Xattention(SparsePrompt):
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Return the ops that multiply every stride-th query and key, and choose blocks by that."""
+        """Return the ops that multiply every stride-th query and key, and choose blocks."""
         m, p = at.d.shard, at.p
         asked, before = p.new / self.stride, p.context / self.stride
         pairs = p.batch * m.heads * (asked * before + asked * (asked + 1) / 2)

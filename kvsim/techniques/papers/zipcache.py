@@ -46,7 +46,7 @@ from kvsim.techniques.axes.storage import WholeStorage
 class Zipcache(WholeStorage):
     """Stores salient tokens in higher precision and the others at few bits.
 
-    Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
+    Keys are quantised per channel, values per token with channel-wise scaling factors.
 
     References
     ----------
@@ -83,7 +83,7 @@ class Zipcache(WholeStorage):
 
     @property
     def stored(self) -> Format:
-        """A format of the mean width, for the kernel; ``_packed`` counts scales and zero points."""
+        """Format of the mean width, as kernels read it; ``_packed`` adds scales."""
         return averaged(self._bits)
 
     @property
@@ -106,8 +106,8 @@ class Zipcache(WholeStorage):
     ) -> Number:
         """Return the size of packed tokens with their scales, zero points and factors. [B]
 
-        A whole number of tokens is salient in the prompt and in every window. A width that no token
-        has needs no parameters.
+        The number of salient tokens is rounded for the prompt and for each window. A width that no
+        token has needs no parameters.
 
         Parameters
         ----------
@@ -115,7 +115,8 @@ class Zipcache(WholeStorage):
         batch : sequences.
         first : packed tokens of each prompt. [tokens]
         later : packed tokens of each sequence since then. [tokens]
-        times : how often something was packed: once for the prompt and once for each window.
+        times : number of times that tokens were packed: once for the prompt and once for each
+            window.
         """
         m, windows = deployment.shard, later / self.window
         # Split(K, p, r) of algorithms 2 and 3: r of the prompt, and r of every later window
@@ -143,18 +144,18 @@ class Zipcache(WholeStorage):
         return np.minimum(at.kept_tokens, waiting)
 
     def _ages(self, at: LayerPass) -> tuple[Number, Number, Number]:
-        """Count kept tokens: of the prompt, packed since then, and waiting in fp16. [tokens]"""
+        """Count the kept tokens of the prompt, packed since, and still in fp16. [tokens]"""
         tokens, fresh = at.kept_tokens, self._count_unpacked(at)
         later = np.maximum(tokens - fresh - at.kept_of_prompt, 0.0)
         return tokens - fresh - later, later, fresh
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return the mean size of a number of keys and of values; scales are few. [B]"""
+        """Return the mean size of a cached value, for keys and for values, without scales. [B]"""
         size = np.asarray(self._bits) / 8
         return size, size
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Return the size of so many tokens' packed keys and values, without their scales. [B]"""
+        """Return the packed size of some tokens' keys and values, without scales. [B]"""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._bits) / 8
         return size, size
 
@@ -173,9 +174,8 @@ class Zipcache(WholeStorage):
         return [Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Return what attention reads beyond numbers of the mean width. [B]
-
-        These are scales, zero points, factors and the fp16 window.
+        """Return the bytes that attention reads beyond the mean width. [B] These are scales, zero
+        points, factors and the fp16 window.
         """
         if at.p.prefill:
             return 0.0

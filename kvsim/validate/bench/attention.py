@@ -35,7 +35,7 @@ class Shape:
     batch
         Sequences.
     heads, kv_heads, dim
-        Query heads, KV heads, and numbers of a head.
+        Query heads, KV heads, and dimension of a head.
     tokens
         Tokens of each sequence, new ones included. [tokens]
     new
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers in the keys and values of the whole batch."""
+        """Number of elements in the keys and values of the whole batch."""
         return 2 * self.batch * self.kv_heads * self.dim * self.tokens
 
     @property
@@ -202,7 +202,7 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
     shape
         Sizes of the benchmark.
     by
-        "channel" (keys) or "token" (values): what shares a scale.
+        Whether scales are per "channel" (keys) or per "token" (values).
     """
     codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
     table = (

@@ -69,7 +69,7 @@ def _repeat(count: int, tensor: Tensor, w: Tensor) -> Call:
 
 
 def formats(place: Bench) -> list[str]:
-    """List the number formats in which the device multiplies matrices."""
+    """List the number formats in which the device can multiply matrices."""
     if place.on_cpu:
         return ["fp16", "fp32"]
     major, minor = torch.cuda.get_device_capability(place.device)

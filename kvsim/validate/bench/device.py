@@ -36,14 +36,14 @@ Since = Callable[[], dict[str, str]]
 
 @contextmanager
 def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
-    """Ask while the block runs, in a thread of its own.
+    """Query the driver at intervals while the block runs, in a separate thread.
 
     Parameters
     ----------
     ask
-        What the driver says now, by field; nothing where it does not answer.
+        Returns the driver's current values by field; empty if it does not answer.
     every
-        Between two questions. [s]
+        Time between two queries. [s]
     """
     seen: dict[str, list[str]] = {}
     last: dict[str, str] = {}
@@ -121,12 +121,14 @@ class Device:
 
     Attributes
     ----------
+    name
+        Name of the device.
     memory
-        . [B]
+        Size of its memory. [B]
     facts
-        Driver, clocks, power, link; recorded beside the samples.
+        Driver, clocks, power and link, which are recorded with the samples.
     others
-        Processes of others on it.
+        Other processes that use it.
     """
 
     name: str
@@ -224,7 +226,7 @@ def conditions(device: Device, place: Bench) -> list[str]:
     Parameters
     ----------
     place
-        How much of it benchmarks may use.
+        The device and its limits for benchmarks.
 
     Returns
     -------
@@ -241,7 +243,7 @@ def conditions(device: Device, place: Bench) -> list[str]:
 
 
 def compute_threads() -> int:
-    """Return the number of CPU threads that stand for a GPU: all cores but one, which copies."""
+    """Return the number of CPU threads that represent a GPU: all cores but one, which copies."""
     return max(1, Processor.detect().cores - 1)
 
 

@@ -118,12 +118,12 @@ class TechniqueRun:
         return _work(self.place, self.prompt)
 
     def unit(self, moved: float, flops: float) -> Unit:
-        """Estimate what its runs take.
+        """Return the run as a unit for ``Runner``, with its estimated duration.
 
         Parameters
         ----------
         moved, flops
-            Rough rates of the machine. [B/s], [FLOP/s]
+            Approximate memory and arithmetic rates of the machine. [B/s], [FLOP/s]
         """
         d = _deployment(self.model, self.layers, self.place.on_cpu)
         rates = {f"{link}.bandwidth_Bps": moved for link in d.hardware.links}
@@ -143,7 +143,7 @@ class TechniqueRun:
         return frozenset(found | ({"moved"} if self.technique.uses_host(d) else set()))
 
     def samples(self) -> list[Sample]:
-        """Time every op of its runs."""
+        """Time every op of the run, and return the samples."""
         d = _deployment(self.model, self.layers, self.place.on_cpu)
         weights = _weights(self.model, self.layers, self.place.device, self.place.half)
         arch = load_architecture(self.model).cut(self.layers)
@@ -158,10 +158,11 @@ class TechniqueRun:
 
 
 def list_runs(place: Bench) -> list[TechniqueRun]:
-    """List every technique at a few points, point by point.
+    """List the runs of every technique at a few points, point by point.
 
-    Required are plain attention and offloading at two depths, as the time of steps and layers rests
-    on them, and the first technique with ops of each kernel class, whose floor rests on it.
+    Required runs are full KV and offloading at two depths, which determine the fixed time of steps
+    and layers, and for each kernel class the first technique that uses it, which determines the
+    class's minimum time.
     """
     models = (SUITE_CPU_MODELS if place.on_cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
     prompts = (PROMPTS if place.on_cpu else GPU_PROMPTS)[: place.pick(1, 2)]
@@ -211,7 +212,7 @@ class Runs:
     by_op
         Runs in which every op is timed.
     whole
-        On a CPU, a run whose ops are not timed, as timing takes time. On a GPU, one that tells the
+        On a CPU, a run without timing of ops, which would slow it down. On a GPU, one with the
         host's time of each op.
     plain
         On a GPU, a run in which only whole rounds are timed.
@@ -223,15 +224,15 @@ class Runs:
 
     @property
     def host_share(self) -> float:
-        """Host time of a round, over that in a run in which every op is timed."""
+        """Host time of a round relative to a run in which every op is timed."""
         if self.plain is None:
             return 1.0
         return min(1.0, median(self.plain.computing) / median(self.whole.computing))
 
     def rests(self, stated: Mapping[str, tuple[Op, int]]) -> tuple[list[float], float]:
-        """What rounds take, and what of it ops take if each takes what it does in most layers. [s]
+        """Return the time of each round, and the part of it outside the ops. [s]
 
-        A GPU's are those of the host, and what ops do not take of them.
+        On a GPU both are times of the host.
         """
         decoding = [
             [p for p in run.passes if p.kind == "decode"] for run in (*self.by_op, self.whole)
@@ -266,9 +267,9 @@ def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats:
 
 
 def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator[Sample]:
-    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each.
+    """Yield samples of the ops of one workload: of its prefill, and of rounds with a single pass.
 
-    One per op that is stated once per layer or in the head, as it was timed there.
+    There is one sample for each op that runs once per layer or once in the head.
     """
     technique, every = runs.whole.technique, runs.by_op
     hosts, share = runs.whole.passes if runs.plain else (), runs.host_share
@@ -332,16 +333,16 @@ Suite = Mapping[str, Sequence[Work]]
 
 @frozen
 class Speed:
-    """Rough rates of a device, by which the time of benchmarks is estimated.
+    """Approximate rates of a device, from which the duration of benchmarks is estimated.
 
     Attributes
     ----------
     fill
-        Rate at which inputs are made. [B/s]
+        Rate at which inputs are created. [B/s]
     moved
         Rate at which ops read and write memory. [B/s]
     flops
-        Rate of products in 16 bits. [FLOP/s]
+        Rate of matrix products in 16 bits. [FLOP/s]
     """
 
     fill: float
@@ -350,7 +351,7 @@ class Speed:
 
     @classmethod
     def measure(cls, place: Bench) -> "Speed":
-        """Measure the rates, in some tenths of a second."""
+        """Measure the rates, which takes some tenths of a second."""
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
         clock = computing_clock() if place.on_cpu else perf_counter
@@ -379,7 +380,7 @@ def _wait(place: Bench) -> None:
 
 @frozen
 class Cost:
-    """Estimate of the seconds that a benchmark takes, from rough rates of the device."""
+    """Function that estimates the duration of a benchmark from approximate rates."""
 
     place: Bench
     speed: Speed
@@ -441,7 +442,7 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
 
 
 def spread(count: int) -> list[int]:
-    """Order indices so that any number of the first ones is spread evenly over all.
+    """Order indices so that the first n of them are spread evenly over all, for any n.
 
     Parameters
     ----------
@@ -467,7 +468,7 @@ def _named(benchmark: str, works: Sequence[Work]) -> str:
 
 
 def check_complete(suite: Suite, place: Bench) -> None:
-    """Refuse a suite from which no hardware profile could be made, before anything is measured.
+    """Check that a suite contains every benchmark that a hardware profile needs.
 
     Parameters
     ----------
@@ -477,7 +478,7 @@ def check_complete(suite: Suite, place: Bench) -> None:
     Raises
     ------
     InputError
-        If a required benchmark has no cases here; the message says why.
+        If a required benchmark has no cases on this device; the message says why.
     """
     for name, works in suite.items():
         if name not in LEAST_REQUIRED:
@@ -532,19 +533,19 @@ def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
 
 @torch.inference_mode()
 def run_suite(place: Bench, log: Log, say: Say) -> None:
-    """Measure what a log does not hold yet: every benchmark, then runs of techniques.
+    """Run all benchmarks, then the runs of techniques, except those already in a log.
 
     Parameters
     ----------
     log
         Log of samples, which is continued.
     say
-        Prints what is measured and how long the rest will take.
+        Function that prints the progress.
 
     Raises
     ------
     InputError
-        If something that a profile needs cannot be measured here.
+        If something that a profile needs cannot be measured on this device.
     """
     planned = {name: works for name, works in plan(place) if works}
     check_complete(planned, place)

@@ -128,7 +128,7 @@ def _link_call(link: Channel, transfers: Transfers, *pair: Tensor) -> Call:
 
 
 def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
-    """Allocate the target and the source of a copy between host and device.
+    """Allocate target and source of a copy between host and device. (bytes,) each
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor,
 
 
 def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
-    """Return a function that starts a copy from ``source`` to ``target`` and does not wait."""
+    """Return a function that starts copying ``source`` to ``target`` and returns at once."""
 
     def copy() -> None:
         target.copy_(source, non_blocking=True)
@@ -163,7 +163,7 @@ def send(transfers: Transfers, lane: Lane, work: Call) -> Call:
     lane
         The stream to use.
     work
-        The work, which starts after what compute has been given so far.
+        The work, which starts after all compute that is queued so far.
     """
     return lambda: lane(work, transfers.mark()).wait()
 

@@ -29,9 +29,9 @@ CPU_FLOP_PER_TIMING = 3e10  # the same for a core of a CPU [FLOP]
 
 @frozen
 class Bench:
-    """A device, and how much of it benchmarks may use.
+    """A device, and the limits of benchmarks on it.
 
-    On a CPU, its compute threads stand for the GPU, and copies by one more thread for the link.
+    On a CPU, compute threads represent the GPU, and copies by one more thread the link.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Bench:
         )
 
     def fits(self, moved: float) -> bool:
-        """Tell whether inputs leave room for a second set.
+        """Return whether two sets of inputs fit in memory.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class Bench:
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Create a tensor of random numbers around zero on the device.
+        """Create a tensor of random numbers around zero. (*shape,)
 
         A million numbers are drawn and repeated, as drawing is slow.
 
@@ -107,7 +107,7 @@ class Bench:
         return numbers
 
     def codes(self, *shape: int) -> Tensor:
-        """Create a tensor of random bytes on the device.
+        """Create a tensor of random bytes on the device. (*shape,)
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ RESTED = 0.05  # a GPU idles so long before it computes at its full clock again 
 
 
 class Timer(Protocol):
-    """Something that times calls one after another."""
+    """Function that times calls one after another."""
 
     def __call__(self, calls: Sequence[Call]) -> float:
         """Time from the start of the first call to the end of the last one. [s]"""
@@ -225,7 +225,7 @@ def host_timer(
     clock
         Returns the time. [s]
     synchronise
-        Waits for the device before the first call; None for work of the CPU.
+        Function that waits for the device before the first call; None for work of the CPU.
     """
 
     def time(calls: Sequence[Call]) -> float:
@@ -242,9 +242,8 @@ def host_timer(
 def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) -> Timer:
     """Make a timer by events on the current stream.
 
-    The host queues all calls while the GPU is kept waiting, for longer than the host took for as
-    many calls before. A call that itself waits for the GPU, as a copy from pageable memory does,
-    would find a longer wait each time; what it waited for is left out.
+    The GPU is kept waiting until the host has queued all calls. A call that itself waits for the
+    GPU, such as a copy from pageable memory, is timed without this wait.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ CACHE_COPIES = 6  # a cache, its copies on both sides, prompt and buffers
 
 @frozen
 class CheckedTechnique:
-    """One technique: its tokens beside those of full KV, and its counts beside the prediction."""
+    """Result of checking a technique: its tokens, and its counts against predictions."""
 
     technique: Technique
     must_agree: bool  # whether it is said to give the tokens that full KV gives
@@ -48,25 +48,25 @@ class CheckedTechnique:
 
     @property
     def agrees(self) -> bool:
-        """Same tokens, or different ones where two logits are equal within rounding."""
+        """Whether tokens agree, or first differ where two logits are equal within rounding."""
         return self.logit_difference <= LOGIT_TOLERANCE
 
     @property
     def passed(self) -> bool:
-        """Whether everything is as it must be."""
+        """Whether tokens and counts are as required."""
         return (self.agrees or not self.must_agree) and self.comparison.holds
 
 
 @frozen
 class CannotRun:
-    """A technique that the device's memory or its kernels do not allow, and the reason."""
+    """A technique that cannot run because of the device's memory or its kernels."""
 
     technique: Technique
     reason: str  # one line
 
 
 def representative(model: Model, work: RandomPrompts) -> list[Technique]:
-    """List every technique that can be run, with settings that make it act within a workload."""
+    """List all techniques that can be run, with settings that take effect in a workload."""
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
@@ -78,12 +78,12 @@ def representative(model: Model, work: RandomPrompts) -> list[Technique]:
 def check_workload(
     arch: Architecture, source: TensorSource | None, work: RandomPrompts, device: torch.device
 ) -> None:
-    """Refuse what cannot run, before anything is loaded.
+    """Check that a workload can run, before anything is loaded.
 
     Parameters
     ----------
     source
-        Its checkpoint; None for random weights.
+        Checkpoint of the model; None for random weights.
 
     Raises
     ------
@@ -108,12 +108,12 @@ def check_workload(
 def rehearse(
     arch: Architecture, technique: Technique, work: RandomPrompts, deployment: Deployment
 ) -> None:
-    """Set a technique up without any memory, to see that it can run.
+    """Set up a technique without allocating memory, to check that it can run.
 
     Raises
     ------
     InputError
-        If the model, the batch or its own settings do not allow it.
+        If it cannot run with the model, the batch or its settings.
     """
     weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
     decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=deployment)
@@ -126,19 +126,19 @@ def sort_runnable(
     run: Callable[[Technique], tuple[Technique, RandomPrompts]],
     deployment: Deployment,
 ) -> tuple[list[Technique], list[InputError]]:
-    """Sort out which techniques can run, before weights are loaded.
+    """Divide techniques into those that can run and those that cannot, before weights are loaded.
 
     Parameters
     ----------
     run
-        States what is run of a technique: its settings, and the workload.
+        Returns the settings and the workload with which a technique is run.
 
     Returns
     -------
     able
         Techniques that can run.
     refused
-        Why the others cannot.
+        Reasons why the others cannot.
     """
     able, refused = [], []
     for technique in techniques:
@@ -161,17 +161,17 @@ def check(
 ) -> Iterator[CheckedTechnique | CannotRun | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
-    A technique whose kernels cannot run on the device ends no other one.
+    A technique whose kernels cannot run on the device does not affect the others.
 
     Parameters
     ----------
     source
-        Its checkpoint; None for random weights.
+        Checkpoint of the model; None for random weights.
 
     Yields
     ------
     CheckedTechnique or CannotRun or str
-        What is about to run as text, then one outcome per technique.
+        A progress line before each run, then the outcome of the technique.
     """
     prompts = work.prompts(arch.model.vocab)
     yield f"loading {arch.model.name}, running full in fp32"

@@ -81,7 +81,7 @@ DIFFERENCES = _by_op()
 
 @frozen
 class MeasuredBytes:
-    """What an op moved in a phase, over all layers."""
+    """Bytes that an op moved in a phase, over all layers, as stated and as measured."""
 
     phase: str
     op: str
@@ -96,17 +96,17 @@ class MeasuredBytes:
 
 
 def measured_bytes(technique: str, counter: OpCounter) -> Iterator[MeasuredBytes]:
-    """Hold the bytes that ops named against those that were measured.
+    """Compare the bytes that ops stated with those that were measured.
 
     Parameters
     ----------
     counter
-        What counted its ops on a CPU, where every kernel is PyTorch's own.
+        Counter of a run on a CPU, where every kernel is PyTorch's own.
 
     Yields
     ------
     MeasuredBytes
-        Both, by phase and op, and of copies by direction.
+        The bytes by phase and op, for copies by direction.
     """
     counted = _counted(counter)
     every = [(p, op, count) for p, ops in counted.items() for op, count in ops.items()]
@@ -129,7 +129,7 @@ CHANNELS: tuple[Channel, ...] = ("hbm", "dram", "h2d", "d2h")
 
 @frozen
 class Line:
-    """One op of one phase."""
+    """Predicted and counted work of one op in one phase."""
 
     phase: str
     op: str
@@ -139,7 +139,7 @@ class Line:
 
     @property
     def equal(self) -> bool:
-        """Whether FLOPs and bytes are the same, but for rounding in fp64."""
+        """Whether FLOPs and bytes are equal, up to rounding."""
         return self.same_flops and all(
             _nearly_equal(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0))
             for c in CHANNELS
@@ -152,13 +152,13 @@ class Line:
 
     @property
     def holds(self) -> bool:
-        """Equal, or the same FLOPs and a named difference in bytes."""
+        """Whether all is equal, or only bytes differ, for a known reason."""
         return self.equal or (bool(self.reason) and self.same_flops)
 
 
 @frozen
 class Buffer:
-    """Resident bytes of one buffer in one phase."""
+    """Predicted and counted size of one buffer in one phase."""
 
     phase: str
     tier: Tier
@@ -174,7 +174,7 @@ class Buffer:
 
     @property
     def holds(self) -> bool:
-        """Equal, or differing for a reason that is known."""
+        """Whether both are equal, or differ for a known reason."""
         return self.equal or bool(self.reason)
 
 
@@ -200,7 +200,7 @@ def _nearly_equal(a: float, b: float) -> bool:
 
 @frozen
 class Comparison:
-    """One technique on one workload."""
+    """Comparison of predicted and counted work of one technique on one workload."""
 
     technique: Technique
     lines: tuple[Line, ...]
@@ -209,12 +209,12 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether every op and buffer is as predicted, or differs for a reason that is known."""
+        """Whether every op and buffer is as predicted, or differs for a known reason."""
         return all(x.holds for x in self.lines) and all(x.holds for x in self.buffers)
 
 
 def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comparison:
-    """Compare a run with what its technique states.
+    """Compare a run with the predictions of its technique.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
 
 
 def as_run(run: Generation) -> Technique:
-    """Set the acceptance that a run really had, where that is a setting."""
+    """Return the technique with the acceptance of the run, if acceptance is one of its settings."""
     t = run.impl.technique
     gamma = t.drafts
     yielded = [n for counts in run.yielded for n in counts]

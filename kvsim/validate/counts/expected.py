@@ -39,7 +39,7 @@ class RandomPrompts:
         Returns
         -------
         list of list of int
-            Tokens of every prompt, the same for the same seed.
+            Tokens of each prompt; the same for the same seed.
         """
         import torch
 
@@ -51,7 +51,7 @@ class RandomPrompts:
 
 @frozen
 class Replay:
-    """What one round does that is replayed as a CUDA graph."""
+    """Work of one round that is replayed as a CUDA graph."""
 
     decoded: int  # tokens before it, as far as attention reads [tokens]
     op_shares: Mapping[str, float] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class Replay:
 
 
 def predict(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
-    """Predict a workload: its times, and what it takes of both memories."""
+    """Predict the times and the memory use of a workload."""
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
 def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
-    """Predict what a technique keeps after the last round, besides the decoder's own tensors.
+    """Predict the memory of a technique after the last round, without the decoder's tensors.
 
     Returns
     -------
@@ -84,14 +84,14 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPro
 def peak_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
 ) -> float:
-    """Predict what is held at most besides weights. [B]
+    """Predict the peak memory apart from weights. [B]
 
-    Runs reserve what the last round needs before they read the prompt.
+    It includes what the last round needs, which is allocated before prefill.
 
     Parameters
     ----------
     on_gpu
-        Count the GPU's memory alone; a CPU holds both tiers.
+        Whether to count only GPU memory; a CPU holds both tiers.
     """
     reading, last = phases(technique, deployment, work.batch, work.prompt, work.generate)
     prompts = work.batch * work.prompt
@@ -111,7 +111,7 @@ def peak_bytes(
 def copied_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
 ) -> float:
-    """Predict what a technique moves through the link, from the prompt to the last token. [B]
+    """Predict the bytes copied over the host link, from prefill to the last token. [B]
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def copied_bytes(
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
-    """Predict how long compute works per token, waits left out. [s]"""
+    """Predict the compute time per token, without waits. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
     works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)
@@ -151,12 +151,12 @@ def _link_bytes(steps: Iterable[Step], way: str) -> float:
 def replayed_seconds(
     deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
 ) -> float:
-    """Predict the time per token of replayed rounds, each of which gives one. [s]
+    """Predict the time per token of replayed rounds, each of which yields one token. [s]
 
     Parameters
     ----------
     replays
-        The rounds, and how much of each op they do.
+        The rounds, with the share of each op that they run.
     """
     return fmean(_round_seconds(deployment.replayed, technique, work, one) for one in replays)
 
@@ -175,7 +175,7 @@ def _round_seconds(
 def phase_steps(
     deployment: Deployment, technique: Technique, work: RandomPrompts
 ) -> dict[str, Step]:
-    """State the prompt's pass, and the round in the middle where rounds are one pass each."""
+    """Return the step of prefill, and the middle decoding round if rounds have a single pass."""
     sizes = (work.batch, work.prompt, work.generate)
     steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
     rounds = technique.cycle(deployment, decode_point(*sizes, work.generate / 2)).steps
@@ -185,12 +185,12 @@ def phase_steps(
 def op_seconds(
     deployment: Deployment, technique: Technique, work: RandomPrompts
 ) -> dict[str, float]:
-    """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
+    """Predict the time of GPU ops in prefill, and in rounds with a single pass.
 
     Returns
     -------
     dict of str to float
-        Time of all layers together by phase and op, as ``decode attn``. [s]
+        Time over all layers, by phase and op such as ``decode attn``. [s]
     """
     found = {}
     for phase, step in phase_steps(deployment, technique, work).items():
@@ -216,14 +216,14 @@ def predictions(
     on_gpu: bool,
     replays: Sequence[Replay] = (),
 ) -> dict[str, float]:
-    """Predict everything that a timed run measures, under the names of ``Measured``.
+    """Predict all quantities that a timed run measures, by their names in ``Measured``.
 
     Parameters
     ----------
     on_gpu
         Whether the peak is that of a GPU's memory; a CPU holds both tiers.
     replays
-        The rounds that were replayed as CUDA graphs; none where they were issued one by one.
+        The rounds that were replayed as CUDA graphs; empty if kernels were launched one by one.
     """
     whole = predict(deployment, technique, work)
     tpot = float(whole.tpot_s[0])
@@ -242,9 +242,9 @@ def predictions(
 
 
 def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
-    """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
+    """Return the ops of a step by name, with the number of times that each runs.
 
-    Ops that differ between layers are left out, as their times are only known together.
+    Ops that differ between layers are left out, as they can only be timed together.
     """
     ops: dict[str, tuple[Op, int]] = {}
     mixed = set()

@@ -143,7 +143,7 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
     for field in ("rope_scaling", "rope_parameters"):
         said = config.get(field) or {}
         if not isinstance(said, Mapping):
-            problem = f"is {value_text(said)}, expected an object of fields"
+            problem = f"is {value_text(said)}, expected an object"
             raise InputError(f"{where}: field {field!r} {problem}; correct it")
         given |= said
     theta = _number(given, "rope_theta", config.get("rope_theta", 10000.0), where)

@@ -141,7 +141,7 @@ class _Header:
         self.file.seek(count, 1)
 
     def fault(self, problem: str) -> InputError:
-        expected = "expected a GGUF file; fetch it again"
+        expected = "expected a GGUF file; download the file again"
         return InputError(f"{self.path}: not readable as GGUF ({problem}), {expected}")
 
 
@@ -191,7 +191,7 @@ class Gguf:
             raise
         except (ValueError, IndexError, KeyError, OSError, RecursionError, TypeError) as error:
             problem = " ".join(str(error).split())[:200]
-            expected = "expected a GGUF file; fetch it again"
+            expected = "expected a GGUF file; download the file again"
             raise InputError(f"{path}: not readable as GGUF ({problem}), {expected}") from None
         self._fields = {name: field.contents() for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -212,7 +212,9 @@ class Gguf:
         known = {ours: self._value(theirs) for ours, theirs in GGUF_FIELDS.items()}
         config = {key: value for key, value in known.items() if value is not None}
         if "token_embd.weight" not in self._tensors:
-            raise InputError(f"{self.where}: tensor 'token_embd.weight' is missing; fetch it again")
+            raise InputError(
+                f"{self.where}: tensor 'token_embd.weight' is missing; download the file again"
+            )
         config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[-1])
         tied = "output.weight" not in self._tensors
         return config | {"model_type": self.family, "tie_word_embeddings": tied}
@@ -406,7 +408,7 @@ class Safetensors:
                 raise
             except Exception as error:
                 problem = " ".join(str(error).split())[:200]
-                expected = "expected a safetensors file; fetch it again"
+                expected = "expected a safetensors file; download the file again"
                 raise InputError(f"{path}: cannot be read ({problem}), {expected}") from None
             self._open |= dict.fromkeys(file.keys(), file)
 
@@ -465,7 +467,7 @@ class Tokeniser:
             If a token is beyond the vocabulary, or there are no tokens.
         """
         if not tokens:
-            raise InputError(f"{self.where}: makes no tokens of the text; fetch it again")
+            raise InputError(f"{self.where}: makes no tokens of the text; download the file again")
         if max(*tokens, *self.start, 0) >= vocabulary:
             most = max(*tokens, *self.start, 0)
             raise InputError(
@@ -501,12 +503,12 @@ def read_tokeniser(source: TensorSource) -> Tokeniser:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the library raises nothing narrower
         reason = " ".join(str(problem).split())[:100]
-        raise InputError(f"{path}: not a tokeniser ({reason}); fetch it again") from None
+        raise InputError(f"{path}: not a tokeniser ({reason}); download the file again") from None
     try:
         start = tuple(backend.encode("").ids[:1])
     except Exception as problem:  # the library raises nothing narrower
         raise InputError(
-            f"{path}: not a tokeniser ({first_line(problem, 100)}); fetch it again"
+            f"{path}: not a tokeniser ({first_line(problem, 100)}); download the file again"
         ) from None
     return Tokeniser(backend, start, str(path))
 
@@ -528,7 +530,7 @@ def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
         start = (int(about["bos_token_id"]),) if about.get("add_bos_token") else ()
     except Exception as problem:  # a field that is missing or of another type; a bad merge
         reason = f"its tokeniser cannot be read: {first_line(problem, 100)}"
-        raise InputError(f"{gguf.where}: {reason}; fetch it again") from None
+        raise InputError(f"{gguf.where}: {reason}; download the file again") from None
     split = tokenizers.pre_tokenizers
     parts = [split.Digits(individual_digits=True)] if splits == "smollm" else []
     backend.pre_tokenizer = split.Sequence([*parts, split.ByteLevel(add_prefix_space=False)])

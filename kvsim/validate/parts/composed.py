@@ -142,14 +142,14 @@ class Composed(LayeredRun):
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """Split the prompts into parts that pass through a layer one after another.
 
-        If the placement allows it, a part has whole prompts, so that keys and values are read once
-        per prompt and not once for every few tokens of all prompts.
+        If the placement allows it, parts consist of whole prompts, so that keys and values are read
+        once per prompt rather than once for every few tokens of all prompts.
 
         Parameters
         ----------
         most
-            Prompt tokens that pass through a layer at once; a longer prompt is a part of its own.
-            [tokens]
+            Most prompt tokens that pass through a layer at once; a longer prompt forms its own
+            part. [tokens]
 
         Returns
         -------
@@ -273,22 +273,22 @@ class Composed(LayeredRun):
         return out
 
     def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store what the technique keeps of a layer's prompts, after drafts have taken their copy.
+        """Store the tokens of a layer's prompts that the technique keeps; drafts copy theirs first.
 
         Parameters
         ----------
         layer
             Index of the layer.
         keys, values
-            (batch, KV heads, longest prompt, dim), overwritten afterwards. Behind the end of a
-            shorter prompt they hold numbers that no query may see.
+            (batch, KV heads, longest prompt, dim), overwritten afterwards. Values after the end of
+            a shorter prompt are undefined and must not be attended to.
         """
         cache = self.visits[layer, self._first]
         self.drafter.store_prompt(cache.context.visit, keys, values)
         cache.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
-        """Free the buffers that only the prompts need, once every layer has read them."""
+        """Free the buffers that only prefill needs, after the last layer's prefill."""
         self._scratch = None
         for layer in self.layers:
             layer.prompt_done()
@@ -296,7 +296,7 @@ class Composed(LayeredRun):
             placement.prompt_done()
 
     def after_prompt(self, run: RunningGeneration) -> None:
-        """Let layers and the drafter do their work between the prompt and the first round."""
+        """Run the work of layers and drafter between prefill and the first round."""
         for layer in self.layers:
             layer.after_prompt(run)
         self.drafter.after_prompt(run)
@@ -304,7 +304,7 @@ class Composed(LayeredRun):
     # rounds
 
     def decode_round(self, run: RunningGeneration) -> None:
-        """Run one decoding round, after which caches may pack the tokens that stay."""
+        """Run one decoding round; afterwards caches may pack the new tokens."""
         before = run.cached
         self.drafter.decode_round(run)
         for layer in self.layers:
@@ -318,7 +318,7 @@ class Composed(LayeredRun):
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
-        """Store new tokens and attend with them, in any pass after the prompt.
+        """Store new tokens and compute their attention, in any pass after prefill.
 
         Parameters
         ----------
@@ -336,7 +336,7 @@ class Composed(LayeredRun):
         Returns
         -------
         Tensor or Answer
-            The output, shaped as the queries, or a function that waits for it.
+            The output, shaped as the queries, or a function that waits for it and returns it.
         """
         first = step.rows.start
         cache, placement, own = *self._visit(layer, first), _within_part(step, first)
@@ -359,7 +359,7 @@ class Composed(LayeredRun):
         return placement.answer(attended)
 
     def attends_async(self, layer: int) -> bool:
-        """Tell whether the batch's previous part may still be in attention when a layer starts."""
+        """Whether attention of the batch's previous part may still run when a layer starts."""
         placement = self.placements[layer]
         return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
@@ -380,7 +380,7 @@ class Composed(LayeredRun):
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
     def round_room(self, cached: list[int]) -> int:
-        """Count the tokens that every layer can append before some have to be packed."""
+        """Return the number of tokens that all layers can append before any has to pack."""
         takes = (
             layer.kv.room_left(n)
             for layer in self.layers
@@ -402,7 +402,7 @@ class Composed(LayeredRun):
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
         """Return the resident bytes by memory tier and buffer. [B]
 
-        While prompts are read, the buffer of one layer's prompts is included.
+        During prefill, the buffer of one layer's prompts is included.
         """
         sizes = {
             tier: {name: size(*tensors) for name, tensors in buffers.items()}
@@ -423,7 +423,7 @@ class Composed(LayeredRun):
 
     @property
     def eager_reason(self) -> str:
-        """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
+        """Why rounds are not replayed as CUDA graphs; empty if they are. See ``branch``."""
         if self.gamma:
             return "the number of accepted drafts is read from the GPU in every round"
         if self.guesses:
@@ -463,12 +463,12 @@ class Composed(LayeredRun):
         return any(layer.kv.reads_all_slots for layer in self.layers)
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """State how much of each op the next round does, where predictions count the whole op.
+        """Return the share of each op that the next round runs, where predictions count it whole.
 
         Returns
         -------
         Mapping of str to float
-            Share of the op by its name, the mean over layers; ops that are not listed are done as
+            Share of the op by its name, averaged over layers; ops that are not listed run as
             predicted.
         """
         found = [layer.kv.op_shares(slots) for layer, slots in self._slots_after(cached)]
@@ -479,7 +479,7 @@ class Composed(LayeredRun):
 
     @property
     def guesses(self) -> str:
-        """Name of the technique that decodes a guess with every token; empty for none."""
+        """Name of the technique that guesses a token ahead in every round; empty if none does."""
         return next((layer.guesses for layer in self.layers if layer.guesses), "")
 
     def make_store(self, context: LayerContext, slots: int) -> KvStore:

@@ -27,14 +27,14 @@ CUDA_TILES = 8  # tiles of 16 inputs that a thread of CUDA's kernel reads at onc
 
 @frozen
 class Int4Matrix:
-    """A weight matrix (outputs, inputs) as codes and scales, multiplied as the decoder's own are.
+    """A 4-bit weight matrix (outputs, inputs), which can replace a matrix of the decoder.
 
-    Rounded to nearest without calibration data; the last group may be short.
+    Weights are rounded to the nearest code, without calibration data; the last group may be short.
 
     Parameters
     ----------
     codes
-        (outputs, inputs / 2), uint8, code 8 stands for 0; tiled as a kernel reads them.
+        (outputs, inputs / 2), uint8, where code 8 is 0; or tiled as a kernel reads them.
     scale
         (outputs, groups), in 16 bits.
     tiled
@@ -72,7 +72,7 @@ class Int4Matrix:
         return out if self.bias is None else out + self.bias
 
     def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the dequantised matrix; only for codes that are not tiled.
+        """Return the dequantised matrix, (outputs, inputs); only for codes that are not tiled.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
     Parameters
     ----------
     bias
-        Its bias, which stays as it is.
+        Bias, (outputs,), which is not quantised.
 
     Returns
     -------
@@ -194,14 +194,14 @@ Visit = tuple[int, int]
 
 
 class Drafter:
-    """Decodes the rounds of a run; this base class decodes one token per sequence, without drafts.
+    """Base of drafters, which run decoding rounds; without drafts, a round decodes one token.
 
     Parameters
     ----------
     run
-        The run that it decodes for.
+        The run whose rounds it decodes.
     part
-        The technique's settings of its drafts.
+        Settings of the technique's drafting.
     """
 
     differences: Mapping[str, str] = NONE
@@ -211,15 +211,25 @@ class Drafter:
         self.run, self.part = run, part
 
     def ready(self) -> None:
-        """Allocate what drafts need; called when every layer has its cache."""
+        """Allocate memory for drafts; called when every layer has its cache."""
 
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Use the queries of a chunk of prompts; the base class ignores them."""
+        """Hook that receives the queries of a prompt chunk; ignored by default.
+
+        Parameters
+        ----------
+        visit
+            Index of the layer, and of the first sequence of the part of the batch.
+        queries
+            Queries of the chunk, (sequences, heads, chunk, dim).
+        step
+            The pass over the chunk.
+        """
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
-        """Copy what drafts need of a layer's prompts; nothing in the base class.
+        """Hook that stores a layer's prompts for drafts; does nothing by default.
 
         Parameters
         ----------
@@ -228,13 +238,23 @@ class Drafter:
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Copy what drafts need of the tokens that a pass verifies; nothing in the base class."""
+        """Hook that stores the tokens of a verifying pass for drafts; does nothing by default."""
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Use the output of a layer; the base class ignores it."""
+        """Hook that receives the output of each layer; ignored by default.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        hidden
+            Hidden states that the layer puts out, (sequences, new, hidden).
+        step
+            The pass.
+        """
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do the drafter's work between the first token and the first round."""
+        """Hook that runs between the first token and the first round; does nothing by default."""
 
     # drafts by the model's own layers
 
@@ -246,7 +266,7 @@ class Drafter:
         Parameters
         ----------
         visit
-            Index of the layer, and index of the first sequence of the part of the batch.
+            Index of the layer, and of the first sequence of the part of the batch.
         queries
             Queries of the drafted tokens, (sequences, heads, new, dim).
         keys, values
@@ -284,9 +304,9 @@ class Drafter:
 
 
 class SpeculativeDrafter(Drafter):
-    """Rounds that draft tokens one by one and verify them together.
+    """Decodes rounds that draft tokens one by one and verify them together.
 
-    Rejected tokens need no rollback: the next pass starts behind the last one that stays and
+    Rejected tokens need no rollback: the next pass starts after the last accepted token and
     overwrites them.
 
     References
@@ -298,7 +318,7 @@ class SpeculativeDrafter(Drafter):
     differences = MappingProxyType({"quantise": PACKED_EARLY})
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Run a draft's pass; the default is one of the model itself.
+        """Run a draft pass, by default of the model itself.
 
         Parameters
         ----------
@@ -324,7 +344,7 @@ class SpeculativeDrafter(Drafter):
         Returns
         -------
         list of Tensor or None
-            Drafts in their order, (batch,) each; None for a drafter that runs passes.
+            Drafts in order, (batch,) each; None for a drafter that runs passes.
         """
         return None
 
@@ -390,16 +410,17 @@ def _int4(matrix: Matrix) -> Matrix:
 
 
 def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep drafts while they are what the target would have chosen.
+    """Accept drafts as long as they equal the target's greedy choice.
 
     Parameters
     ----------
     target
-        Tokens (batch, gamma + 1) that the target chooses at each place, and after the last.
+        Tokens that the target chooses at each draft's position and after the last, (batch, gamma +
+        1).
 
     Returns
     -------
-    How many drafts are kept (batch,), and the target's token after them (batch,).
+    Number of accepted drafts, (batch,), and the target's token after them, (batch,).
     """
     same = (drafts == target[:, :-1]).long()
     kept = same.cumprod(1).sum(1)
@@ -409,7 +430,7 @@ def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def verify_drawn(
     drafts: Tensor, queries: Tensor, probabilities: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Keep each draft with probability p / q; the result is distributed as p.
+    """Accept each draft with probability p / q, so that the result is distributed as p.
 
     Parameters
     ----------
@@ -422,8 +443,8 @@ def verify_drawn(
 
     Returns
     -------
-    As ``verify_likeliest``; the token after the kept ones is drawn from what the target has more
-    of than the draft where one was rejected, from the target's own otherwise.
+    As ``verify_likeliest``. After a rejection, the next token is drawn from the normalised positive
+    part of p - q; otherwise from p.
 
     References
     ----------

@@ -29,7 +29,7 @@ class EvictingCache(LayerCache):
 
     @property
     def direct(self) -> bool:
-        """Whether prompts are stored chunk by chunk, as nothing of any prompt is evicted."""
+        """Whether prompts are stored chunk by chunk, because no token is evicted."""
         return self.kv.plain and self.prompt <= self.budget
 
     def keep(self, keys: Tensor, values: Tensor, index: Tensor, kv: KvStore | None = None) -> None:
@@ -63,9 +63,9 @@ class RingCache(EvictingCache):
     Attributes
     ----------
     sink
-        First tokens, which are never evicted. [tokens]
+        Number of first tokens, which are never evicted. [tokens]
     recent
-        Latest tokens. [tokens]
+        Number of latest tokens. [tokens]
     """
 
     sink: int
@@ -86,7 +86,7 @@ class RingCache(EvictingCache):
         return min(self.budget, self.capacity)
 
     def ring(self, lengths: Tensor) -> Tensor:
-        """Compute which token is in every slot.
+        """Compute which token each slot holds.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class RingCache(EvictingCache):
         return torch.where(slots <= last, held, -1)
 
     def slot(self, positions: Positions) -> Positions:
-        """Compute the slots of tokens.
+        """Compute the slots in which tokens are stored; shaped as the positions.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class RingCache(EvictingCache):
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
     def visible_nearby(self, step: Pass) -> Seen:
-        """Return the mask by which prompt queries see only the first tokens and their latest ones.
+        """Return the mask of prompt queries: each sees the first tokens and the latest before it.
 
         Returns
         -------

@@ -45,12 +45,17 @@ class DraftLayers:
             Position of the first new token of each sequence.
         new
             New tokens per sequence. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Positions, (sequences, new).
         """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
 
     def run(self, hidden: Tensor, begins: list[int]) -> Tensor:
-        """Run all layers over hidden states, which change in place.
+        """Run all layers over hidden states, (sequences, new, hidden), which change in place.
 
         Parameters
         ----------
@@ -131,7 +136,7 @@ class DraftHeads(SpeculativeDrafter):
     # hooks
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Keep the hidden states that a layer of the model puts out, (sequences, new, hidden)."""
+        """Store the hidden states that a layer of the model puts out, (sequences, new, hidden)."""
         if layer not in self.sources(self.run.model.layers):
             return
         reading = step.kind == "prefill"
@@ -141,7 +146,7 @@ class DraftHeads(SpeculativeDrafter):
         self.states[layer][step.rows, first : first + step.new] = hidden
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Let the head read the prompt but for its last token, which the first draft adds."""
+        """Run the head over the prompt except its last token, which the first draft adds."""
         self.run.counter.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
@@ -153,13 +158,13 @@ class DraftHeads(SpeculativeDrafter):
         self.before = ends
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Compute the logits by which the next draft of every sequence is chosen."""
+        """Compute the logits of the next draft of every sequence, (batch, 1, vocabulary)."""
         self.run.counter.begin("draft")
         if ahead:
             begins = [n + ahead - 1 for n in generation.cached]
             self.hidden = self._pass(tokens, self.hidden, begins)
         else:
-            self.hidden = self._settled(generation)
+            self.hidden = self._read_accepted(generation)
         return self._head(self.hidden)
 
     def resident(self) -> Resident:
@@ -170,8 +175,8 @@ class DraftHeads(SpeculativeDrafter):
 
     # how it is done
 
-    def _settled(self, generation: RunningGeneration) -> Tensor:
-        """Read what the round before has settled; the head's hidden state of the newest token."""
+    def _read_accepted(self, generation: RunningGeneration) -> Tensor:
+        """Run the head over the accepted tokens; return its hidden state of the newest one."""
         given = [n - b for n, b in zip(generation.cached, self.before, strict=True)]
         most, device = max(1, *given), generation.last.device
         begins = torch.tensor(self.before, device=device)[:, None]

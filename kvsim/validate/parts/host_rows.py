@@ -58,7 +58,7 @@ class HostCopies:
         self._send(keys[:, :, :1], values[:, :, :1], partial(_token_copies, step=step))
 
     def fetch(self, index: Tensor, into: Sequence[Tensor]) -> Mark:
-        """Copy chosen tokens to the GPU beside compute, after all pending copies to the host.
+        """Copy chosen tokens to the GPU asynchronously, after all pending copies to the host.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class HostCopies:
         return self.lanes.h2d(bring, self.lanes.mark(), self.stored)
 
     def has_left(self) -> None:
-        """Wait for pending copies to the host, and free the tensors that they read."""
+        """Wait for pending copies to the host, and free their sources."""
         self.stored.wait()
         self.leaving = ()
 
@@ -114,14 +114,14 @@ def _token_copies(home: Tensor, new: Tensor, step: Pass) -> Copies:
 
 @dataclass
 class PromptStages:
-    """Two sets of buffers that layers read their prompts in by turns, and copies to the host.
+    """Two sets of GPU buffers that layers use alternately in prefill, and their copies to the host.
 
     Attributes
     ----------
     stored
-        The op that sends them home.
+        Name of the op that copies them to the host.
     sent
-        In the order of layers.
+        Copies so far, in the order of layers.
     """
 
     lanes: Transfers
@@ -136,7 +136,7 @@ class PromptStages:
         Parameters
         ----------
         make
-            Allocates one set of buffers.
+            Function that allocates one set of buffers.
         """
         if not self.buffers:
             self.buffers = [make() for _ in "12"]
@@ -146,7 +146,7 @@ class PromptStages:
         return self.buffers[turn % 2]
 
     def send(self, copies: Copies) -> None:
-        """Copy the layer's whole prompt to host memory; the next layer uses the other buffers.
+        """Copy a layer's whole prompt to host memory; the next layer uses the other buffers.
 
         Parameters
         ----------
@@ -184,12 +184,12 @@ class HostValues:
 
     @property
     def reading(self) -> bool:
-        """Whether prompts are being read, so that the buffer of fetched rows is not there yet."""
+        """Whether prefill is incomplete, so that there is no buffer of fetched rows yet."""
         return not self.room
 
     @property
     def buffers(self) -> list[Tensor]:
-        """GPU buffers that the layers share, for prompts on their way out and fetched rows."""
+        """GPU buffers that the layers share, for prompts on their way out and for fetched rows."""
         return [*(t for some in self.stages.buffers for t in some), *self.room]
 
     def add(self, layer: LayerCache, column: TokenRows) -> None:
@@ -198,7 +198,7 @@ class HostValues:
         Parameters
         ----------
         column
-            Its rows in host memory.
+            The layer's values, as rows in host memory.
         """
         self.layers.append(layer)
         self.columns[layer.layer] = column
@@ -222,12 +222,12 @@ class HostValues:
         self.stages.send([(home, self.stages.buffers[len(self.stages.sent) % 2][0])])
 
     def prompt_sent(self, rows: int) -> None:
-        """Wait for all prompts' copies to the host, and allocate the buffer of fetched rows.
+        """Wait until all prompts are in host memory, then allocate the buffer of fetched rows.
 
         Parameters
         ----------
         rows
-            Rows to fetch for every KV head at once.
+            Rows per KV head that are fetched at a time.
         """
         self.stages.finish()
         widest = max((c.record for c in self.columns.values()), key=lambda r: r.shape[-1])
@@ -255,7 +255,7 @@ class HostValues:
         index
             Positions of the tokens, (batch, KV heads, n).
         run
-            Rows that are contiguous in host memory.
+            Number of rows that are contiguous in host memory.
 
         Returns
         -------

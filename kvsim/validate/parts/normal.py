@@ -11,12 +11,12 @@ from kvsim.validate.kernels.packing import pack, unpack
 
 
 def to_levels(numbers: Tensor, bits: int) -> Tensor:
-    """Round numbers to the levels of a normal distribution, and pack their codes.
+    """Quantise values to the levels of a standard normal distribution, and pack the codes.
 
     Parameters
     ----------
     numbers
-        Numbers of mean 0 and variance 1, (..., n).
+        Values of mean 0 and variance 1, (..., n).
 
     Returns
     -------
@@ -45,14 +45,14 @@ def from_levels(codes: Tensor, bits: int) -> Tensor:
 
 
 def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
-    """Compute the mean and standard deviation of numbers, some of them left out.
+    """Compute the mean and standard deviation of values, without outliers.
 
     Parameters
     ----------
     numbers
-        Numbers, (..., n).
+        Values, (..., n).
     apart
-        Indices of the numbers to leave out, (..., count).
+        Indices of the outliers, (..., count).
 
     Returns
     -------
@@ -68,7 +68,7 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
 def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the quantisation levels of normal numbers, and the borders between them.
 
-    They are made once per device, as a copy from the host would wait for the GPU.
+    They are created once per device, as a copy from the host would wait for the GPU.
 
     Parameters
     ----------
@@ -88,9 +88,9 @@ def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def levels(bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the levels that round normal numbers with the least squared error.
+    """Compute the levels that quantise normal values with the least squared error.
 
-    Lloyd's iteration: each level is the mean of what is rounded to it.
+    Lloyd's iteration: each level is the mean of the values that are rounded to it.
 
     Returns
     -------

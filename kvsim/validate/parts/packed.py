@@ -52,7 +52,7 @@ class PackedRing:
         self._all = torch.arange(room.sequences, device=room.device)
 
     def tensors(self, slots: int | None = None) -> list[Tensor]:
-        """List everything that stays in memory.
+        """List the tensors that stay in memory.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class PackedStore(KvStore):
     ring
         Slots of the rings, if more than ``residual``. [tokens]
     where
-        Where quantisation levels lie in the range of a group, see ``kernels.stores.Levels``.
+        Position of the quantisation levels in the range of a group; see ``kernels.stores.Levels``.
     hierarchical
         Whether rows are packed in two halves.
     """
@@ -239,18 +239,17 @@ class PackedStore(KvStore):
     def pack(
         self, side: PackedRing, sequences: list[int], ends: Tensor, count: int, behind: int = 0
     ) -> None:
-        """Pack tokens of some sequences, if there are any.
+        """Pack tokens of some sequences, if any are to be packed.
 
         Parameters
         ----------
         side
             Keys or values.
         ends
-            Of every sequence of the batch the token that ...
-        behind
-            ... comes so many places behind the first one that is packed.
+            For every sequence of the batch, the position ``behind`` places after the first token to
+            pack.
         count
-            Tokens of each. [tokens]
+            Tokens to pack per sequence. [tokens]
         """
         if sequences:
             with self.counter.op("quantise") as record:
@@ -277,7 +276,7 @@ class PackedStore(KvStore):
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]"""
+        """Return the lengths of sequences from which the numbers of packed rows follow. [tokens]"""
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -294,7 +293,7 @@ class PackedStore(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to packed rows and rings in one kernel."""
+        """Attend to packed rows and rings in one kernel. (sequences, heads, new, dim)"""
         return self._attend_packed(queries, span).out.to(queries.dtype)
 
     def attend_with_scores(

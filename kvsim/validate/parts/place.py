@@ -74,43 +74,43 @@ class CachePlacement:
         return False
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attend now, or start attention that answers later.
+        """Run attention now, or start it and return a function that waits for it.
 
         Parameters
         ----------
         attend
-            Computes attention, (sequences, heads, new, dim).
+            Function that computes attention, (sequences, heads, new, dim).
         """
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Prepare for a decoding pass that reaches a layer, even one that skips its cache."""
+        """Hook at the start of each layer of a decoding pass, even one without attention."""
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Bring a layer's cache to the GPU for a pass over part of the batch."""
+        """Hook before attention, which brings a layer's cache to the GPU."""
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Store a layer's inputs in a pass over the prompt; by default nothing is stored.
+        """Hook that receives a layer's inputs in prefill; ignored by default.
 
-        Placements that recompute keys and values later do so from these.
+        Placements that recompute keys and values later do so from these inputs.
         """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Copy to the host what attention has added to a layer's cache."""
+        """Hook after attention, which copies new tokens of a layer's cache to the host."""
 
     def round_done(self) -> None:
-        """Do what is left to do after a round with drafts."""
+        """Hook at the end of a round with drafts."""
 
     def prompt_done(self) -> None:
-        """Do what is left to do once every layer has read the prompt."""
+        """Hook at the end of prefill, after all layers."""
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Return the weights of a layer that do not stay on the GPU.
+        """Return the weights of a layer that are not always on the GPU.
 
         Returns
         -------
         LayerWeights or None
-            The weights; None where they stay.
+            The weights; None if all of them stay on the GPU.
         """
         return None
 
@@ -217,23 +217,22 @@ class Place(CachePlacement):
 
     @property
     def attends_async(self) -> bool:
-        """Whether the CPU does all of attention while the GPU works on the next part of the batch.
+        """Whether the CPU computes all attention while the GPU works on the next part of the batch.
 
-        Not with streamed weights, as those of the layer would be overwritten before the CPU is
-        done.
+        False with streamed weights, as those of the layer would be overwritten too early.
         """
         place = self.place
         return place.cpu_share == 1 and place.tiles > 1 and self.streamed is None
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attend now, or on the CPU while the GPU goes on with the next part of the batch."""
+        """Run attention now, or on the CPU while the GPU works on the next part of the batch."""
         if not self.attends_async:
             return attend()
         answer, device = self.lanes().submit(attend), self.run.decoder.device
         return lambda: answer().to(device)
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Start the copy of a piece of the next layer's weights, if weights are streamed."""
+        """Start copying a piece of the next layer's weights, if weights are streamed."""
         if self.streamed:
             self.streamed.ahead(where.layer, where.rows.start // where.batch)
 
@@ -268,7 +267,7 @@ class Place(CachePlacement):
             buffers.round_done()
 
     def prompt_done(self) -> None:
-        """Wait for the prompts' copies to host memory, where the CPU attends from then on."""
+        """Wait until the prompts are in host memory, where the CPU attends to them."""
         if self.leaving.stores:
             self.leaving.finish()
 
@@ -327,8 +326,8 @@ class Place(CachePlacement):
                 raise InputError("place: values that are fetched one by one are read as stored")
         elif selection.evicts == "always" or selection.chooses:
             raise InputError(
-                f"place: {selection.name} works on single rows, and no real implementation does "
-                f"that to rows on the host"
+                f"place: {selection.name} evicts or chooses single tokens, which validate cannot "
+                f"run with a cache in host memory; keep the cache on the GPU"
             )
         if kind.by_position:
             raise InputError(

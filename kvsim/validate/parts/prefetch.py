@@ -25,19 +25,19 @@ from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 @frozen
 class TokenTables:
-    """Layout of one kind of per-token numbers, such as keys, in host memory.
+    """Layout in host memory of one kind of per-token data, such as keys.
 
-    Packed numbers share scales in groups along a token's width. A range of tokens is contiguous in
-    every table, so that one copy moves it.
+    Packed values share scales in groups along a token's width. A range of tokens is contiguous in
+    every table, so that it is moved by a single copy.
 
     Attributes
     ----------
     stored
         Format in host memory, packed or plain.
     width
-        Numbers per token.
+        Number of elements per token.
     dtype
-        Format of numbers that are not packed, and of packed ones once they are read.
+        Number format of unpacked values, and of dequantised ones.
 
     References
     ----------
@@ -51,7 +51,7 @@ class TokenTables:
 
     @cached_property
     def codec(self) -> Codec:
-        """The codec that turns a token's numbers into a row of each table and back."""
+        """The codec that encodes a token as a row of each table, and decodes it."""
         packs = self.stored.packs
         return codec(self.stored.bits, int(self.stored.group)) if packs else Plain()
 
@@ -68,21 +68,21 @@ class TokenTables:
         Returns
         -------
         list of Tensor
-            One table of numbers, (tokens, width); or, if packed, tables of codes, scales and zero
+            One table of values, (tokens, width); or, if packed, tables of codes, scales and zero
             points, (tokens, ...) each.
         """
         return [make((tokens, n), kind) for n, kind in self.codec.widths(self.width, self.dtype)]
 
     def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
-        """Encode the numbers of a range of tokens and write them to the tables.
+        """Encode a range of tokens and write it to the tables.
 
         Parameters
         ----------
         record
-            Counter of the op; only packing is charged to it, with a read of the numbers and a write
+            Counter of the op; only packing is charged to it, with a read of the values and a write
             of the packed ones.
         numbers
-            Numbers of each token, (tokens, ...), which are flattened to ``width``.
+            Values of each token, (tokens, ...), which are flattened to ``width``.
         tables
             Tables from ``tables``, changed in place.
         part
@@ -102,7 +102,7 @@ class TokenTables:
         ----------
         record
             Counter of the op; only dequantisation is charged to it, with a read of the packed
-            numbers and a write of the others.
+            values and a write of the others.
         tables
             Tables from ``tables``, or copies of them on the GPU.
         part
@@ -111,7 +111,7 @@ class TokenTables:
         Returns
         -------
         Tensor
-            Numbers, (tokens, width), in ``dtype``; a view of the table if they are not packed.
+            Values, (tokens, width), in ``dtype``; a view of the table if they are not packed.
         """
         found = [table[part] for table in tables]
         if not self.stored.packs:
@@ -123,16 +123,16 @@ class TokenTables:
 
 
 class HostRows:
-    """The rows of one layer and one part of the batch that live in host memory.
+    """The rows of one layer and one part of the batch that are kept in host memory.
 
     Parameters
     ----------
     slots
-        Tokens per sequence that there is room for.
+        Tokens per sequence to allocate. [tokens]
     make
-        Makes the layer's store, given what makes room in host memory.
+        Creates the layer's store, given a function that allocates host memory.
     first
-        Token of the first row at home: those before are recomputed in every step.
+        First token that is stored in host memory; those before it are recomputed in every step.
     """
 
     recomputes = False
@@ -165,7 +165,7 @@ class HostRows:
         self.homes = [t for _ in "kv" for t in self.packing.tables(lanes.host, slots - first)]
 
     def rows(self, tokens: int) -> list[int]:
-        """Count the first rows of every table that tokens fill.
+        """Return the number of rows of every table that some tokens fill.
 
         Parameters
         ----------
@@ -175,10 +175,10 @@ class HostRows:
         return [tokens] * len(self.homes) if self.packing else self.kv.rows_of(tokens)
 
     def ready(self) -> None:
-        """Allocate buffers that layers share; called when every layer is known."""
+        """Allocate the buffers that layers share; called when all layers are known."""
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
-        """Copy the inputs of a chunk of the prompt to host memory; by default they are not needed.
+        """Hook that receives a layer's inputs in prefill; ignored by default.
 
         Subclasses that recompute keys and values do so from these inputs.
 
@@ -201,19 +201,19 @@ class HostRows:
         Parameters
         ----------
         turn
-            Which of the shared buffers the layer uses.
+            Index of the shared buffer that the layer uses.
         tokens
             Cached tokens of the longest sequence. [tokens]
         note
-            Where its ops and copies are counted.
+            Counter of its ops and copies.
         after
-            What has to be done before it may write.
+            Marks to wait for before it writes.
         tables
-            Where keys and values go, (tokens, rows, dim) each.
+            Tables that receive keys and values, (tokens, rows, dim) each.
 
         Returns
         -------
-        How many of ``tokens`` are recomputed and need not be copied, and marks of its end.
+        Number of tokens that are recomputed and need not be copied, and marks of its end.
         """
         return 0, []
 
@@ -229,7 +229,17 @@ def _shape_alone(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Arrival:
-    """What is on its way to a buffer: when it is there, what counts, and which tokens it brings."""
+    """Data on their way to a GPU buffer.
+
+    Attributes
+    ----------
+    marks
+        Marks to wait for before the buffer is read.
+    note
+        Counter of the copies, which is merged into the pass that uses them.
+    part
+        Tokens that are copied.
+    """
 
     marks: list[Mark]
     note: NullCounter
@@ -237,7 +247,7 @@ class Arrival:
 
 
 class PrefetchBuffers:
-    """Two GPU buffers through which layers and parts of the batch read their rows in host memory.
+    """Two GPU buffers to which the rows in host memory are copied, one layer ahead.
 
     While one layer attends, the rows of the next one are copied to the other buffer. A buffer is
     reused once attention has read it and its new tokens have been copied to the host.
@@ -385,12 +395,12 @@ PROJECTIONS = ("qkv", "out", "up", "down")
 
 @frozen
 class Joined(Linear):
-    """A matrix whose first outputs come from what was streamed, the others from what stays.
+    """A matrix whose first outputs are streamed and whose other outputs stay on the GPU.
 
     Attributes
     ----------
     rest
-        (outputs, inputs).
+        Weights that stay, (outputs, inputs).
     """
 
     rest: Tensor | None = None
@@ -408,14 +418,14 @@ class Joined(Linear):
 
 
 class StreamedWeights:
-    """Streams a share of every layer's weight matrices from host memory, layer by layer.
+    """Streams a share of each layer's weight matrices from host memory to the GPU.
 
     Two buffers on the GPU hold the streamed part of one layer each; all other weights stay there.
 
     Parameters
     ----------
     pieces
-        Copies per layer, one beside each part of the batch.
+        Number of copies per layer, one during each part of the batch.
     share
         Share of every matrix's outputs that is streamed, from 0 to 1.
     """
@@ -443,7 +453,7 @@ class StreamedWeights:
         return self._view(index, self.buffers[self._turn % 2])
 
     def ahead(self, index: int, piece: int) -> None:
-        """Start copying one piece of the weights of the following layer.
+        """Start copying one piece of the next layer's weights.
 
         Parameters
         ----------

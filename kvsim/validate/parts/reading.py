@@ -25,7 +25,7 @@ def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
     page
         Tokens of a page. [tokens]
     none
-        Number that replaces keys behind the end of a sequence.
+        Value that replaces keys after the end of a sequence.
 
     Returns
     -------
@@ -58,13 +58,13 @@ class SparsePromptCache(LayerCache):
         return self.attend_prompt(queries, k, v, step)
 
     def last_queries(self, queries: Tensor, step: Pass, many: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take the last queries of a chunk that are a prompt's own.
+        """Take the last queries of the prompts that a chunk contains.
 
         Returns
         -------
         tuple of Tensor
             The queries, (sequences, heads, many, dim); their positions, (sequences, many); and
-            which of them there are in this chunk, (sequences, many).
+            whether each is in this chunk, (sequences, many).
         """
         ends = self._on_device[step.rows].clamp(max=step.length)
         asking = ends[:, None] - many + torch.arange(many, device=queries.device)
@@ -75,7 +75,7 @@ class SparsePromptCache(LayerCache):
 
 
 class SparseBlocksCache(SparsePromptCache):
-    """Base of caches in which every query head reads its best blocks of the prompt.
+    """Base of caches in which every query head attends to its best blocks of the prompt.
 
     A block of queries always reads its own block. Subclasses rank the blocks in ``rank``.
 
@@ -84,20 +84,21 @@ class SparseBlocksCache(SparsePromptCache):
     block
         Tokens of a block. [tokens]
     share
-        Share of the blocks up to its own that a block of queries reads, from 0 to 1.
+        Share of the preceding blocks, including its own, to which a block of queries attends, from
+        0 to 1.
     """
 
     block: int
     share: float
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
-        """Score the blocks that a chunk's rows may read.
+        """Score the key blocks for each block of queries of a chunk.
 
         Returns
         -------
         Tensor
-            (sequences, heads, rows, columns): a row's own block is the greatest, later ones the
-            least.
+            Scores, (sequences, heads, blocks of queries, blocks of keys); highest for a block
+            itself, lowest for later ones.
         """
         raise NotImplementedError
 

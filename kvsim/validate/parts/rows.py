@@ -32,7 +32,7 @@ PACKED_AT_ONCE = {
 
 
 class Codec(ABC):
-    """Encoding of the numbers of one token and KV head as a row of one or more parts."""
+    """Encoding of one token's key or value per KV head as a row of one or more parts."""
 
     @abstractmethod
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
@@ -41,17 +41,17 @@ class Codec(ABC):
         Parameters
         ----------
         dtype
-            Their format before they are encoded.
+            Number format before encoding.
 
         Returns
         -------
         sequence of (int, dtype)
-            Numbers of each part of a row, and their format.
+            Number of elements of each part of a row, and their format.
         """
 
     @abstractmethod
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Encode numbers as the parts of rows.
+        """Encode keys or values as the parts of rows.
 
         Parameters
         ----------
@@ -76,18 +76,18 @@ class Codec(ABC):
 
 
 class Plain(Codec):
-    """Codec of unpacked numbers, which are stored as they are."""
+    """Codec of 16-bit keys or values, which are stored unchanged."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
         """Return the size and number format of the only part."""
         return [(dim, dtype)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Return the numbers unchanged, as the only part."""
+        """Return the values unchanged, as the only part. (sequences, KV heads, tokens, dim)"""
         return [numbers]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange the numbers as rows of 16 bits that need no unpacking."""
+        """Arrange the values as rows of 16 bits that need no unpacking."""
         return EncodedRows.from_parts(parts, 16, lambda parts: parts[0].float())
 
 
@@ -98,7 +98,7 @@ class EncodedRows(Store):
     Attributes
     ----------
     widen
-        Computes fp32 numbers, (sequences, KV heads, tokens, dim), from the parts of rows.
+        Function that dequantises the parts of rows to fp32, (sequences, KV heads, tokens, dim).
     more
         Parts of a row after the first, which is ``codes``.
     """
@@ -111,14 +111,14 @@ class EncodedRows(Store):
     def from_parts(
         cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]
     ) -> Self:
-        """Make a store of parts that a function widens.
+        """Create a store of parts that a function dequantises.
 
         Parameters
         ----------
         parts
             (sequences, KV heads, tokens, width) each.
         widen
-            Makes fp32 numbers (sequences, KV heads, tokens, dim) of the parts.
+            Function that dequantises the parts to fp32, (sequences, KV heads, tokens, dim).
         """
         first, none = parts[0], parts[0][..., :0]
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
@@ -129,7 +129,7 @@ class EncodedRows(Store):
         return self.from_parts([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Dequantise a range of tokens."""
+        """Dequantise a range of tokens. (sequences, KV heads, tokens, dim)"""
         assert self.widen is not None
         return self.widen([t[:, :, start:stop] for t in (self.codes, *self.more)])
 
@@ -183,7 +183,7 @@ class TokenRows:
         Returns
         -------
         list of Tensor
-            Parts, (..., numbers of the part) each, in the part's own format.
+            Parts, (..., width of the part) each, in the part's own format.
         """
         if len(self.widths) == 1:
             return [rows]
@@ -207,7 +207,7 @@ class TokenRows:
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
     def fill(self, record: OpRecord, numbers: Tensor) -> None:
-        """Encode a prompt in the first rows.
+        """Encode the prompts' keys or values in the first rows.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class TokenRows:
             record.reads(rows).writes(rows)
 
     def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
-        """Read rows by index, and count them as what attention reads.
+        """Read rows by index, and count them as read by attention.
 
         Parameters
         ----------
@@ -268,19 +268,19 @@ class TokenRows:
         Returns
         -------
         Tensor
-            Their numbers, (sequences, KV heads, n, dim).
+            The decoded rows, (sequences, KV heads, n, dim).
         """
         parts = [rows_at(part, index) for part in self.parts]
         record.reads(*parts)
         return self.widened(parts)
 
     def widened(self, parts: list[Tensor]) -> Tensor:
-        """Widen the parts of rows to numbers.
+        """Decode the parts of rows.
 
         Returns
         -------
         Tensor
-            Their numbers, in the layer's format.
+            Keys or values in the layer's format, (sequences, KV heads, n, dim).
         """
         if self.plain:
             return parts[0]
@@ -296,7 +296,7 @@ class TokenRows:
         Parameters
         ----------
         ends
-            Slots in use of each.
+            Slots in use of each sequence.
 
         Returns
         -------
@@ -371,7 +371,7 @@ class PerTokenCache(KvStore):
             return out, weights
 
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Compute the attention that every slot in use gets."""
+        """Compute the attention weights of the slots in use. (sequences, heads, new, slots)"""
         if self.plain:
             keys = self.k.parts[0][:, :, : span.longest]
         else:
@@ -384,7 +384,7 @@ class PerTokenCache(KvStore):
 
     @property
     def reads_all_slots(self) -> bool:
-        """Whether attention of a replayed pass reads all slots; kernels that unpack rows do not."""
+        """Whether attention of a replayed pass reads all slots; False for packed rows."""
         return self.plain or not (unpacks(self.k.store()) and unpacks(self.v.store()))
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
@@ -431,7 +431,7 @@ class Grouped(PerTokenCache):
 
 
 class Groups(Codec):
-    """Codec of low-bit codes with a scale and a zero point per group of numbers."""
+    """Codec of low-bit codes, with a scale and a zero point per group of elements."""
 
     def __init__(self, bits: int, group: int) -> None:
         self.bits, self.group = bits, group
@@ -442,7 +442,7 @@ class Groups(Codec):
         return [(dim * self.bits // 8, torch.uint8), table, table]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantise every token by itself."""
+        """Quantise each token in groups. Codes, scales, zero points: (..., tokens, width)."""
         made = quantise(numbers, self.bits, self.group, "token")
         return [made.codes, made.scale, made.zero]
 
@@ -458,8 +458,8 @@ def codec(bits: float, group: int) -> Codec:
     Parameters
     ----------
     bits
-        Width of a code; 16 for unpacked numbers. [bit]
+        Width of a code; 16 for unpacked values. [bit]
     group
-        Numbers that share a scale and a zero point.
+        Number of elements that share a scale and a zero point.
     """
     return Plain() if bits == 16 else Groups(int(bits), group)

@@ -14,12 +14,12 @@ SCORES_ON_GPU = 1 << 24  # numbers
 
 
 class KeptQueries:
-    """Some queries of every prompt, collected chunk by chunk, layer after layer.
+    """Chosen queries of every prompt, collected chunk by chunk in each layer.
 
     Parameters
     ----------
     positions
-        (batch, queries), below 0 for none.
+        Positions of the queries, (batch, queries); below 0 for none.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -40,7 +40,7 @@ class KeptQueries:
         return cls(lengths[:, None] - many + torch.arange(many, device=lengths.device))
 
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """Keep the queries of a chunk whose positions are asked for."""
+        """Store the queries of a chunk whose positions are chosen."""
         place = self.positions[step.rows] - step.starts[0]
         here = ((place >= 0) & (place < step.new))[:, None, :, None]
         rows = place.clamp(0, step.new - 1)[:, None, :, None]
@@ -50,7 +50,7 @@ class KeptQueries:
         self._held[step.rows] = torch.where(here, found, self._held[step.rows])
 
     def visible(self, tokens: int) -> Tensor:
-        """State which of the first tokens each query sees, (batch, queries, tokens)."""
+        """Return which of the first tokens each query sees, (batch, queries, tokens)."""
         return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]
 
     def weights(self, record: OpRecord, keys: Tensor) -> Tensor:
@@ -82,14 +82,14 @@ class KeptQueries:
 def query_ranges(
     queries: int, per_query: int, device: torch.device, most: int | None = None
 ) -> Iterator[slice]:
-    """Split queries into ranges that are worked on together where their scores leave the kernel.
+    """Split queries into ranges whose attention scores fit in memory together.
 
     Parameters
     ----------
     per_query
-        Numbers that the scores of one query have; a GPU takes more at once.
+        Number of scores per query; ranges are longer on a GPU.
     most
-        Numbers that a range may have.
+        Largest number of scores of a range.
     """
     limit = SCORES_ON_GPU if device.type == "cuda" else BLOCK_NUMBERS
     return ranges(queries, per_query, limit if most is None else min(limit, most))
@@ -153,7 +153,8 @@ def attend_part(
     seen
         True where a query sees a token, (batch or 1, heads or 1, queries, tokens).
     dim
-        Of a whole head, where the products are of some of its channels.
+        Dimension of the whole head, by which scores are scaled if only some of its channels are
+        given.
     """
     batch, heads, new, width = queries.shape
     grouped = queries.reshape(batch, keys.shape[1], -1, width) * (dim or width) ** -0.5
@@ -195,7 +196,7 @@ def attend_and_add(
     counts: Tensor,
     room: int,
 ) -> Tensor:
-    """Attention of a chunk, whose scores are added to the sums in place.
+    """Attend with a chunk, and add the attention weights of its queries to sums per token.
 
     Parameters
     ----------
@@ -204,11 +205,11 @@ def attend_and_add(
     keys, values
         The prompt so far, (batch, KV heads, tokens, dim).
     sums
-        What every token was given, (batch, heads, tokens) in fp32.
+        Attention that each token has received, (batch, heads, tokens) in fp32; changed in place.
     counts
-        Which queries are added, (batch, new).
+        Whether each query is added, (batch, new).
     room
-        Numbers that the scores of a part may have.
+        Largest number of scores that are computed at a time.
     """
     seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
     assert isinstance(seen, Tensor)

@@ -34,7 +34,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class LayeredRun:
-    """Base of a run of one technique: what its layers, stores and drafters can use."""
+    """Base of a run of one technique: the interface for its layers, stores and drafters."""
 
     technique: Technique
     decoder: Decoder
@@ -91,7 +91,7 @@ class LayeredRun:
         return self.shared(("part", rows.start), SharedObjects)
 
     def round_room(self, cached: list[int]) -> int:
-        """Count the tokens that the next round may append.
+        """Return the number of tokens that the next round may append.
 
         Parameters
         ----------
@@ -117,9 +117,9 @@ class LayerContext:
     layer
         Index of the layer.
     parts
-        What the technique does in this layer.
+        The technique's parts in this layer.
     heads
-        KV heads that the storage holds; 0 for all of the model's.
+        Number of KV heads that the storage holds; 0 for all.
     rows
         Sequences of the part of the batch.
     """
@@ -169,8 +169,8 @@ class LayerContext:
 class LayerCache:
     """Cache of one layer; the base class reads every token, subclasses are selections.
 
-    A selection says how many slots it needs, which of the prompt's tokens stay, where new tokens
-    go, and how to attend. It stores keys and values through ``kv`` alone, which packs them.
+    A selection determines the number of slots, the prompt tokens that are kept, the slots of new
+    tokens, and the attention. Keys and values are stored by ``kv``, which may pack them.
     """
 
     in_order = True  # whether a token's slot is its position
@@ -205,7 +205,7 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """Tokens per sequence that space is allocated for. [tokens]"""
+        """Slots per sequence to allocate. [tokens]"""
         return self.capacity
 
     @property
@@ -216,7 +216,7 @@ class LayerCache:
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with a chunk of the prompts to the prompts so far.
 
-        Selections override it to read fewer tokens, or to record what they rank tokens by.
+        Selections override it to read fewer tokens, or to record data for ranking tokens.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class LayerCache:
             return attend(record, queries, k, v, self._visible(step))
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
-        """Use the input of the previous layer, in any pass after the prompt; by default ignored.
+        """Hook that receives the previous layer's input after prefill; ignored by default.
 
         Parameters
         ----------
@@ -274,12 +274,12 @@ class LayerCache:
         """
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store the tokens that stay of a prompt that has been read.
+        """Store the kept tokens of the prompts after prefill.
 
         Parameters
         ----------
         keys, values
-            Those of the prompt, (batch, KV heads, longest prompt, dim).
+            Keys and values of the prompts, (batch, KV heads, longest prompt, dim).
         """
         self.kv.fill(keys, values, self.lengths)
 
@@ -303,10 +303,10 @@ class LayerCache:
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
-        """Free what only prompts need; called when every layer has read them."""
+        """Free the memory that only prefill needs; called after prefill of all layers."""
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Do the technique's work between the first token and the first round.
+        """Hook that runs between the first token and the first round; does nothing by default.
 
         Parameters
         ----------
@@ -368,7 +368,7 @@ class LayerCache:
         keys, values
             Keys and values of the chunk, (sequences, KV heads, chunk, dim).
         step
-            The pass over the chunk; its sequences may be some of the batch, one after another.
+            The pass over the chunk, which may contain only some sequences of the batch.
 
         Returns
         -------
@@ -427,7 +427,7 @@ class LayerCache:
         return self.kv
 
     def refuse_drafts(self) -> None:
-        """Refuse drafts, for selections that choose the tokens to read for a single query.
+        """Check that the run has no drafts, for selections that choose tokens for a single query.
 
         Raises
         ------
@@ -441,7 +441,7 @@ class LayerCache:
             )
 
     def refuse_windows(self) -> None:
-        """Refuse sliding windows, for selections that do not know the positions of cached tokens.
+        """Check that the layer has no sliding window, for selections that do not know positions.
 
         Raises
         ------

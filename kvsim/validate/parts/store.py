@@ -31,7 +31,7 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 
 
 class RunningGeneration(Protocol):
-    """The generation that a technique runs in, as far as the technique may use it."""
+    """Interface of the generation in which a technique runs."""
 
     batch: int
     generate: int  # per sequence [tokens]
@@ -45,7 +45,7 @@ class RunningGeneration(Protocol):
     tokens: Tensor  # generated, (batch, generate)
 
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
-        """Run a forward pass.
+        """Run a forward pass and return the logits, (batch, new, vocabulary).
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ class RunningGeneration(Protocol):
         """
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Choose a token for each row of logits, greedily or at random.
+        """Choose a token for each row of logits, greedily or at random. (...,)
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class RunningGeneration(Protocol):
         """
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Compute the probability of every token from logits, in fp32.
+        """Compute the probability of every token from logits, in fp32. (..., vocabulary)
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class RunningGeneration(Protocol):
         counts
             How many tokens of each row are valid; None for all.
         logits
-            Logits that they were chosen by, if they are to be kept.
+            Logits by which they were chosen, if these are to be stored.
         """
 
     @property
@@ -94,7 +94,7 @@ class RunningGeneration(Protocol):
 
 
 def join_resident(*parts: Resident) -> Resident:
-    """Join what several parts keep in memory.
+    """Join the resident tensors of several parts.
 
     Parameters
     ----------
@@ -112,12 +112,13 @@ def join_resident(*parts: Resident) -> Resident:
 def hold_chunk(
     record: OpRecord, held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, step: Pass
 ) -> tuple[Tensor, Tensor]:
-    """Write a chunk of a prompt where it is held, and return the prompt as far as it is read.
+    """Write a chunk of prompts to the buffers of prompts, and return the prompts so far.
 
     Parameters
     ----------
     held
-        Keys and values of the whole batch, (batch, KV heads, slots, dim), changed in place.
+        Buffers of keys and values of the whole batch, (batch, KV heads, slots, dim), changed in
+        place.
 
     Returns
     -------
@@ -139,7 +140,7 @@ def put(cache: Tensor, new: Tensor, step: Pass) -> None:
     cache
         Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
     new
-        Those of the pass, (sequences, KV heads, new, dim).
+        New keys or values, (sequences, KV heads, new, dim).
     """
     cache = cache[step.rows]
     if step.uniform:
@@ -160,7 +161,7 @@ Turns = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 
 
 def no_turns(positions: Tensor) -> None:
-    """Return no rotations: positions are not in the keys.
+    """Return None, for models without rotary positions.
 
     Parameters
     ----------
@@ -214,9 +215,9 @@ class CacheRoom:
     counter
         Counter of the FLOPs and bytes of ops.
     sequences, heads, dim
-        Number of sequences and KV heads, and numbers of a head.
+        Number of sequences and of KV heads, and head dimension.
     dtype, device
-        Number format and place of tensors on the GPU.
+        Number format and device of tensors.
     turns
         Returns cosine and sine of positions; None without rotary positions.
     prompts
@@ -228,7 +229,7 @@ class CacheRoom:
     values
         Allocates host memory for values that are fetched row by row; None if values are on the GPU.
     make_rows
-        Allocates rows elsewhere than on the GPU; None for rows on the GPU.
+        Allocates rows in another memory than the GPU's; None for rows on the GPU.
     """
 
     part: Storage
@@ -252,24 +253,24 @@ class CacheRoom:
         Parameters
         ----------
         widths
-            Numbers of every part of a row, and their formats.
+            Width and number format of every part of a row.
         """
         if self.make_rows:
             return self.make_rows(count, widths)
         return [self.zeros(count, width, kind) for width, kind in widths]
 
     def settings(self, kind: type[Settings]) -> Settings:
-        """Return the technique's settings of the storage, which are of this class."""
+        """Return the technique's settings of the storage, typed as a class."""
         assert isinstance(self.part, kind)
         return self.part
 
     def check_group(self, group: int) -> None:
-        """Refuse groups that do not divide a head.
+        """Check that groups divide a head.
 
         Parameters
         ----------
         group
-            Numbers that share a scale.
+            Number of elements that share a scale.
 
         Raises
         ------
@@ -283,7 +284,7 @@ class CacheRoom:
             )
 
     def resize(self, rows: int) -> "CacheRoom":
-        """Return the same room for single rows, as if each were a sequence with one KV head.
+        """Return the same room for rows, as if each were a sequence with one KV head.
 
         Parameters
         ----------
@@ -299,7 +300,7 @@ class CacheRoom:
         Parameters
         ----------
         dim, dtype
-            Numbers of a row and their format; those of the layer's heads if not given.
+            Width and number format of a row; by default those of the layer's heads.
         """
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -310,7 +311,7 @@ class CacheRoom:
         Parameters
         ----------
         slots
-            Their positions, (sequences, tokens).
+            Positions of the keys, (sequences, tokens).
         back
             Whether rotations are undone.
 
@@ -361,14 +362,14 @@ class SlotRange:
     def after_cached(
         cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0
     ) -> "SlotRange":
-        """Place new tokens behind the cached ones.
+        """Return slots for new tokens after the cached ones.
 
         Parameters
         ----------
         away
-            Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
+            Evicted tokens of each sequence; empty for none. [tokens]
         moved
-            What to subtract from positions for slots; 0 where they are the same.
+            Difference between positions and slots; 0 if they are equal.
         """
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
@@ -380,7 +381,7 @@ class SlotRange:
 
     @property
     def longest(self) -> int:
-        """Slots in use of the longest sequence, or all that there are."""
+        """Slots in use of the longest sequence, or all slots if a pass is replayed."""
         return max(self.ends) if self.room is None else self.room
 
     def lengths(self, device: torch.device) -> Tensor:
@@ -389,7 +390,7 @@ class SlotRange:
         Parameters
         ----------
         device
-            Where they are wanted.
+            Device of the result.
 
         Returns
         -------
@@ -401,12 +402,12 @@ class SlotRange:
         return (self.slots[:, -1] + 1).int()
 
     def visible(self, step: Pass, window: int | None = None) -> Seen:
-        """State which slots each query of the pass sees; slots are in the order of tokens.
+        """Return which slots each query sees, if slots are in the order of tokens.
 
         Parameters
         ----------
         window
-            Tokens that a query sees at most, itself included. [tokens]
+            Most tokens that a query sees, including itself. [tokens]
         """
         starts = tuple(end - self.new for end in self.ends)
         return visible(replace(step, starts=starts, positions=self.slots), self.longest, window)
@@ -421,9 +422,7 @@ class KvStore(ABC):
     keeps_numbers = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
     fetches_values = False  # whether values may be on the host without their keys
-    buffers_drafts = (
-        False  # whether drafts stay in room that is there anyhow until they are settled
-    )
+    buffers_drafts = False  # whether drafts stay in existing slots until they are verified
     differences: Mapping[str, str] = MappingProxyType({})
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -464,7 +463,7 @@ class KvStore(ABC):
             return full_attention(record, queries, keys, values, seen)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first tokens, while prompts are written to their slots.
+        """Return keys and values of the prompts' first tokens during prefill.
 
         Parameters
         ----------
@@ -484,7 +483,7 @@ class KvStore(ABC):
         counts
             Tokens of each sequence to store. [tokens]
         plainly
-            Name of the op that is charged for storing unpacked numbers.
+            Name of the op that is charged for storing unpacked keys and values.
         """
 
     @property
@@ -493,7 +492,7 @@ class KvStore(ABC):
         return True
 
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
-        """State how much of each op a pass does, where predictions count the whole op.
+        """Return the share of each op that a pass runs, where predictions count it whole.
 
         Parameters
         ----------
@@ -503,12 +502,12 @@ class KvStore(ABC):
         Returns
         -------
         Mapping of str to float
-            Share of the op by its name; ops that are not listed are done as predicted.
+            Share of the op by its name; ops that are not listed run as predicted.
         """
         return {}
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Return a key that passes of the same work share; None for one never to be replayed.
+        """Return a key; passes with equal keys do the same work and can share a CUDA graph.
 
         Parameters
         ----------
@@ -532,7 +531,7 @@ class KvStore(ABC):
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend with the queries of a pass, after ``append``, to the slots in use.
+        """Attend to the slots in use; called after ``append``.
 
         Parameters
         ----------
@@ -592,7 +591,7 @@ class KvStore(ABC):
         raise NotImplementedError
 
     def room_left(self, tokens: int) -> int | None:
-        """Count the new tokens that fit until some have to be settled.
+        """Return how many more tokens fit before some must be packed or evicted.
 
         Parameters
         ----------
@@ -602,17 +601,17 @@ class KvStore(ABC):
         Returns
         -------
         int or None
-            New tokens that fit; None for no limit. [tokens]
+            Number of new tokens; None if it is unlimited. [tokens]
         """
         return None
 
     def commit(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
-        """End a round: note how many tokens of each sequence stay.
+        """End a round, after which rejected drafts are known.
 
         Parameters
         ----------
         before, after
-            Tokens of each sequence before the round, and that stay after it. [tokens]
+            Tokens of each sequence before the round, and after it without rejected drafts. [tokens]
         """
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
@@ -657,16 +656,16 @@ def attend_packed(
     read: Callable[[], Iterable[Tensor]],
     scored: bool = False,
 ) -> PartialAttention:
-    """Attend to packed slots, and count what is read.
+    """Attend to packed slots, and count the bytes that are read.
 
     Parameters
     ----------
     view
         The slots, as the kernel reads them.
     read
-        Lists the tensors that the kernel has read of the slots.
+        Function that lists the tensors that the kernel has read.
     scored
-        Give the last query's logits too.
+        Whether to return the last query's logits too.
 
     Returns
     -------
@@ -683,14 +682,14 @@ def attend_packed(
 
 
 def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool) -> None:
-    """Count the pairs of a query and a token, seen ones and those that a kernel computes.
+    """Count the query-key pairs that are visible, and those that a kernel computes.
 
-    Every sequence is computed up to the longest one's end, for each of its new queries.
+    Kernels compute every sequence up to the end of the longest one, for each new query.
 
     Parameters
     ----------
     fused
-        Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
+        Whether a fused kernel, whose FLOPs PyTorch does not count, computes them.
     """
     ends, own = torch.tensor(span.ends)[:, None, None], torch.arange(span.new)[:, None]
     seen = torch.arange(max(span.ends)) <= ends - span.new + own

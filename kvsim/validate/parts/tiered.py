@@ -21,7 +21,7 @@ from kvsim.validate.transfer import Transfers
 
 @frozen
 class BatchRows:
-    """Some rows of a batch; a row is one KV head of one sequence.
+    """A range of rows of a batch; a row is one KV head of one sequence.
 
     Tensors of the whole batch have the shape (batch x KV heads, ...), those of rows (rows, 1, ...).
 
@@ -32,7 +32,7 @@ class BatchRows:
     heads
         KV heads.
     part
-        Which of the batch x KV heads rows.
+        Range of rows, of batch x KV heads in total.
     """
 
     batch: int
@@ -165,7 +165,7 @@ class TieredStore(KvStore):
         self.begins = 0  # the first slot that the latest pass has written
 
     def visit(self, buffers: list[Tensor]) -> None:
-        """Let attention read the rows from host memory in GPU buffers, from now on.
+        """Use GPU buffers as copies of the rows in host memory, from now on.
 
         Parameters
         ----------
@@ -192,7 +192,10 @@ class TieredStore(KvStore):
         return max(self.ends)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Store the tokens of a prompt, each row where it belongs."""
+        """Store the prompts' tokens, divided between GPU and host rows.
+
+        The parameters are those of ``KvStore.fill``.
+        """
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.fill(rows.select(keys), rows.select(values), rows.counts(counts), plainly)
@@ -206,7 +209,7 @@ class TieredStore(KvStore):
         return keys, values
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass, each row where it belongs."""
+        """Store the new tokens of a pass, divided between GPU and host rows."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
             kv.append(rows.select(keys), rows.select(values), rows.span(span))
@@ -214,7 +217,7 @@ class TieredStore(KvStore):
         self.begins = min(self.ends) - span.new
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the rows in all places; the CPU starts first and is waited for last."""
+        """Attend on the CPU and the GPU side by side. (sequences, heads, new, dim)"""
         shape = queries.shape
         queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
         asked = []
@@ -227,7 +230,7 @@ class TieredStore(KvStore):
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
     def commit(self, before: list[int], after: list[int]) -> None:
-        """End a round, after which some of the new tokens stay."""
+        """End a round, after which rejected drafts are known."""
         for rows, kv in self.groups:
             kv.commit(rows.counts(before), rows.counts(after))
         self.ends = tuple(self.groups[0][0].counts(after))
@@ -239,12 +242,12 @@ class TieredStore(KvStore):
 
 
 def visiting(home: Tensor) -> Tensor:
-    """View a home as cells see it.
+    """View tables of host memory in the layout of stores.
 
     Parameters
     ----------
     home
-        (tokens, rows, width).
+        Table in host memory, (tokens, rows, width).
 
     Returns
     -------
@@ -257,8 +260,8 @@ def visiting(home: Tensor) -> Tensor:
 class CpuStore(KvStore):
     """Storage of unpacked keys and values in host memory, to which the CPU attends.
 
-    Tensors have the shape (sequences, KV heads, slots, dim). While a prompt is read, it is in a GPU
-    buffer that layers take turns with. In decoding, queries and new tokens are sent to the host and
+    Tensors have the shape (sequences, KV heads, slots, dim). During prefill, prompts are in a GPU
+    buffer that layers use in turn. In decoding, queries and new tokens are sent to the host and
     the output of attention comes back.
     """
 

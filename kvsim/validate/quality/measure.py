@@ -59,17 +59,17 @@ DRAWS = 8  # numbers tried per place until the tokens are as many as the others'
 
 @frozen
 class PlantedFacts:
-    """Windows of a text with facts in them, and the questions behind.
+    """Windows of a text with facts planted in them, followed by questions about the facts.
 
     Attributes
     ----------
     prompts
-        Tokens that are read at once, to the end of the first question. (windows, prompt)
+        Tokens of the prompts, which end with the first question. (windows, prompt)
     behind
-        The first answer, and further questions with theirs. (windows, tokens)
+        The first answer, and further questions with their answers. (windows, tokens)
     answers
-        Where in ``behind`` the tokens of each answer are, the first token behind the prompt left
-        out, since it comes from the prompt's pass, which reads in full precision.
+        Positions in ``behind`` of each answer's tokens, except the first token after the prompt,
+        which is computed in full precision.
     """
 
     prompts: list[list[int]]
@@ -78,7 +78,7 @@ class PlantedFacts:
 
     @property
     def count(self) -> int:
-        """Facts that are asked for, in all windows."""
+        """Number of facts that are asked for, in all windows."""
         return len(self.answers) * len(self.prompts)
 
 
@@ -88,13 +88,13 @@ def plant(
     sizes: tuple[int, int, int],
     start: tuple[int, ...],
 ) -> PlantedFacts | None:
-    """Facts in windows of a text, at depths that are spread evenly; none where none fits.
+    """Plant facts in windows of a text, at evenly spread depths; return None if none fit.
 
     Parameters
     ----------
-    split : text to tokens, without a start.
-    tokens : of the text.
-    sizes : windows, tokens of each that are read at once, and tokens behind them at most.
+    split : splits a text into tokens, without start tokens.
+    tokens : tokens of the text.
+    sizes : number of windows, tokens per prompt, and most tokens after a prompt.
     """
     count, prompt, most = sizes
     facts = _of_one_length(split)
@@ -155,7 +155,7 @@ def _drawn(split: Callable[[str], list[int]]) -> Iterator[tuple[str, _Fact]]:
 
 
 class Asked(Forced):
-    """A run along the questions; counts the answers whose every token is the likeliest."""
+    """A run over the questions, which counts the answers whose tokens are all the most likely."""
 
     def __init__(self, decoder: Decoder, technique: Technique, facts: PlantedFacts) -> None:
         texts = [[*a, *b] for a, b in zip(facts.prompts, facts.behind, strict=True)]
@@ -165,7 +165,7 @@ class Asked(Forced):
 
     @property
     def recall(self) -> float:
-        """Share of the facts that were found, 0 to 1."""
+        """Share of the facts that were found, from 0 to 1."""
         right = [
             all(bool(self._right[place][window]) for place in answer)
             for answer in self._answers
@@ -179,7 +179,21 @@ class Asked(Forced):
 
 @frozen
 class OpenedCheckpoint:
-    """A checkpoint whose weights are not loaded yet."""
+    """A checkpoint whose weights have not been loaded yet.
+
+    Attributes
+    ----------
+    model
+        Name or path of the model.
+    arch
+        Architecture of the model.
+    source
+        Tensors of the checkpoint.
+    device
+        Device to load the weights to.
+    machine
+        Deployment for which settings are chosen.
+    """
 
     model: str
     arch: Architecture
@@ -189,7 +203,7 @@ class OpenedCheckpoint:
 
     @classmethod
     def open(cls, model: str, device: str, gpu: str) -> "OpenedCheckpoint":
-        """A checkpoint on a device, with the machine that settings are chosen for."""
+        """Open a checkpoint for a device, and load the machine for which settings are chosen."""
         where = find_device(device)
         arch, source = open_weights(model)
         machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
@@ -198,11 +212,12 @@ class OpenedCheckpoint:
     def read(
         self, text: Text, reading: Reading, length: int
     ) -> tuple[Decoder, list[list[int]], dict[str, str]]:
-        """The decoder, windows of the text, and what a file says of both.
+        """Load the decoder and read windows of the text; return both, with their description for
+        files.
 
         Parameters
         ----------
-        length : positions that the decoder needs. [tokens]
+        length : number of positions that the decoder needs. [tokens]
         """
         tokeniser, tokens = self._split(text)
         texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
@@ -220,7 +235,7 @@ class OpenedCheckpoint:
         return decoder, texts, about
 
     def facts(self, text: Text, reading: Reading) -> PlantedFacts | None:
-        """Facts in windows of the text, as many as are asked for in the tokens that are scored."""
+        """Plant facts in windows of the text, or return None if there are no questions to ask."""
         tokeniser, tokens = self._split(text)
         sizes = reading.windows, reading.prompt, reading.scored + 1
         return plant(tokeniser, tokens, sizes, tokeniser.start)
@@ -244,13 +259,21 @@ def measure(
     about: dict[str, str],
     facts: PlantedFacts | None = None,
 ) -> Iterator[AttentionTrace | str]:
-    """Yields what it is about to do as text, and a trace at the end.
+    """Measure quality loss, attention and draft acceptance on a text.
 
     Parameters
     ----------
+    decoder : the model with its weights.
+    settings : techniques to measure, by what is measured of them.
+    reading : number and length of the windows.
     texts : windows of a text. (windows, reading.length)
-    about : ``model``, ``weights``, ``text`` and ``settings`` as the trace has them.
-    facts : what evicting techniques are asked for, if anything.
+    about : ``model``, ``weights``, ``text`` and ``settings``, as stored in the trace.
+    facts : planted facts that evicting techniques are asked for, if any.
+
+    Yields
+    ------
+    str or AttentionTrace
+        A progress line before each run, and the trace at the end.
     """
     evicting = [t for t in settings.lossy if facts and family(t) == "eviction"]
     runs = 1 + len(settings.lossy) + len(TEMPERATURES) * len(settings.drafts)
@@ -350,9 +373,9 @@ UNPACKED_BITS = 16  # bits of a number that is not packed
 
 
 class KeptPrompt(Generation):
-    """A prompt read once: keys and values of every layer in full precision, and its last logits.
+    """The cache of a prompt that is read once: all keys and values, and the last logits.
 
-    Packed cells take them when the layer has read the prompt, so they are seen here before.
+    Packed storages receive copies of these keys and values.
     """
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]]) -> None:
@@ -372,7 +395,7 @@ class KeptPrompt(Generation):
 
 
 class Resumed(Forced):
-    """A text behind a kept prompt, for storages that take the prompt as it is."""
+    """Reading of a text after a kept prompt, for storages that store the prompt as it is."""
 
     def __init__(
         self,
@@ -392,13 +415,13 @@ class Resumed(Forced):
 
     @property
     def by_window(self) -> Array:
-        """Mean KL divergence of each window. (windows,) [nat per token]"""
+        """Mean KL divergence in each window. (windows,) [nat per token]"""
         found: Array = torch.stack(self._divergences).double().mean(0).clamp(min=0).cpu().numpy()
         return found
 
 
 def packed(bits: int, value_bits: int, group: int, layers: range, count: int) -> Technique:
-    """Some layers packed, the others in full precision."""
+    """Return a technique that packs some layers and keeps the others in full precision."""
     some = f"grouped:bits={bits},value_bits={value_bits},group={group}"
     first, last = layers.start, layers.stop - 1
     parts = [f"0-{first - 1}: full"] if first else []
@@ -408,14 +431,14 @@ def packed(bits: int, value_bits: int, group: int, layers: range, count: int) ->
 
 
 def keep_losses(out: Path, about: Mapping[str, object]) -> Journal[Array]:
-    """Describe the file beside an output that keeps losses of finished runs until it is complete.
+    """Return the journal that keeps the losses of finished runs until an output is complete.
 
     Parameters
     ----------
     out
         Path of the output.
     about
-        What is measured; a file about something else is begun anew.
+        Description of the measurement; a journal of another measurement is discarded.
     """
     return Journal[Array](
         out.with_name(f"{out.name}.unfinished"),
@@ -436,13 +459,13 @@ def measure_layers(
     widths: Sequence[int] = LAYER_BITS,
     so_far: Journal[Array] | None = None,
 ) -> Iterator[LayerLosses | str]:
-    """Yields what it is about to do as text, and the losses at the end.
+    """Measure the loss of packing single layers; yield progress lines, and the losses at the end.
 
     Parameters
     ----------
     texts : windows of a text. (windows, reading.length)
-    about : ``model``, ``weights``, ``text`` and ``settings`` as the file has them.
-    so_far : runs that are done already; those that follow are added.
+    about : ``model``, ``weights``, ``text`` and ``settings`` as stored in the file.
+    so_far : results of finished runs; those of further runs are added.
     """
     count = decoder.arch.model.layers
     yield "reading the prompts"
@@ -484,7 +507,7 @@ def measure_layers(
 def executed(
     decoder: Decoder, reading: Reading, texts: list[list[int]], techniques: Sequence[Technique]
 ) -> list[Array]:
-    """What plans really lose, window by window. (windows,) each [nat per token]"""
+    """Measure the losses of techniques in each window. (windows,) each [nat per token]"""
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
     truth = _resume(kept, parse("full"), texts).kept
     return [_resume(kept, t, texts, truth).by_window for t in techniques]

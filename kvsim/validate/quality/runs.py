@@ -20,16 +20,15 @@ from kvsim.validate.techniques.zipcache import Zipcache
 
 
 class Forced(Generation):
-    """One token per round, the text's.
-
-    The first token behind the prompt is not scored: it comes from the prompt, which every
-    technique reads in full precision.
+    """A generation that is forced to a given text, one token per round, and scored. The first token
+    after the prompt is not scored, as every technique reads the prompt in full precision.
 
     Parameters
     ----------
-    texts : tokens of every sequence, all of one length; the first ``prompt`` are read at once.
-    truth : the log-probabilities that a run with full-precision KV kept; this one's are kept if
-        there are none.
+    texts : tokens of the sequences, all of the same length; the first ``prompt`` of them are the
+        prompt.
+    truth : log-probabilities of a run with full-precision KV; if none are given, those of this run
+        are stored.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Forced(Generation):
     def emit(
         self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
     ) -> None:
-        """Score the text's next token, and take it."""
+        """Score the text's next token, and append it instead of the generated one."""
         place = self.done[0]
         if place:
             assert logits is not None
@@ -66,7 +65,7 @@ class Forced(Generation):
 
     @property
     def divergence(self) -> float:
-        """Mean KL divergence of this run's next token from the truth's. [nat]"""
+        """Mean KL divergence of the next token from that of full-precision KV. [nat]"""
         return max(0.0, float(torch.stack(self._divergences).double().mean()))
 
     def _score(self, logits: Tensor, place: int) -> None:
@@ -80,16 +79,16 @@ class Forced(Generation):
 
 
 class NotingMass(All):
-    """Notes the attention mass of the k largest shares of every query head, for all k to half."""
+    """Full cache that records the attention of the k largest tokens, for several k."""
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.noted: list[Tensor] = []  # (samples, counts)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend with the full cache, and note the attention that the largest tokens get.
+        """Attend to the full cache, and record the attention that the top tokens receive.
 
-        That is the share of the 1, 2, 4, ... tokens with the largest weights, up to half the
+        Recorded is the share of the 1, 2, 4, ... tokens with the largest weights, up to half the
         prompt.
         """
         out = super().attend(queries, keys, values, step)
@@ -103,10 +102,10 @@ class NotingMass(All):
 
 
 class NotingPairs(Pairs):
-    """Notes how the fetched pairs compare with the k that hold most of a step's attention.
+    """SpeCache's cache, which records how well the fetched pairs match the top k of each step.
 
-    What they hold is the attention of the output token's query over full-precision keys, averaged
-    over the query heads that share a KV head, as the selection itself averages.
+    The true attention is that of the output token's query over full-precision keys, averaged over
+    the query heads that share a KV head, as in the selection itself.
     """
 
     def __init__(self, place: LayerContext) -> None:
@@ -114,7 +113,7 @@ class NotingPairs(Pairs):
         self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Note which share of the best tokens was fetched, and of their attention; then attend."""
+        """Record the share of top tokens, and of their attention, that was fetched; attend."""
         if self.guesses and self.chosen and step.kind == "decode":
             self.host.stored.wait()
             before = step.starts[0]
@@ -135,9 +134,9 @@ class NotingPairs(Pairs):
 
 
 class NotingZipcache(Zipcache):
-    """Notes how many of a prompt's salient tokens the probes find.
+    """ZipCache's cache, which records how many of a prompt's salient tokens the probes find.
 
-    Truly salient are those that equation 8 finds with every query as a probe.
+    The truly salient tokens are those found with every query as a probe (equation 8).
     """
 
     def __init__(self, room: CacheRoom) -> None:
@@ -153,7 +152,7 @@ class NotingZipcache(Zipcache):
         return super().attend_prompt(queries, keys, values, step, seen)
 
     def pack(self, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
-        """Note which share of the truly salient prompt tokens the probes have found; then pack."""
+        """Record the share of truly salient prompt tokens that the probes have found; then pack."""
         if time == 0:
             every, self._queries = torch.cat(self._queries, 2), []
             for i, salient in enumerate(self.salient):
@@ -167,12 +166,12 @@ class NotingZipcache(Zipcache):
 
 
 class Watched(Composed):
-    """A composition whose layers note what they find."""
+    """A composed technique whose layers record measurements."""
 
     instead = MappingProxyType({Zipcache: NotingZipcache, Pairs: NotingPairs})
 
     def noted_means(self) -> Tensor:
-        """Return the mean of each layer's notes, (layers, ...); 0 for a layer without any."""
+        """Return the mean of each layer's records, (layers, ...); 0 for a layer without any."""
         found = []
         for layer in self.layers:
             noting = layer if isinstance(layer, (NotingPairs, NotingMass)) else layer.kv
@@ -183,7 +182,7 @@ class Watched(Composed):
 
 
 class WatchedFull(Watched):
-    """Full KV whose layers note the mass of their largest shares."""
+    """Full KV whose layers record the attention of the top tokens."""
 
     instead = MappingProxyType({All: NotingMass})
 
@@ -230,9 +229,9 @@ SHARE_DIGITS = 6  # of a share in a trace
 
 @torch.inference_mode()
 def accepted(run: Generation) -> dict[int, list[int]]:
-    """Run a generation, and note the accepted drafts of every round until a sequence is complete.
+    """Run a generation, and record the accepted drafts of every round until a sequence is complete.
 
-    Gammas take turns: a round has the one that was measured least of those that there is room for
+    Each round uses the gamma that was measured least, among those for which the cache has room
     (QuantSpec's buffer may be nearly full), and starts where the last round ended.
 
     Parameters
@@ -280,12 +279,13 @@ def measure_acceptance(
     Parameters
     ----------
     temperature
-        0 takes the likeliest token, otherwise tokens are drawn.
+        Sampling temperature; 0 for the most likely token.
 
     Returns
     -------
     Acceptance or None
-        Shares of rounds that accept so many drafts; None if some gamma had no round.
+        Shares of rounds that accept at least 1, 2, ... drafts; None if no round was measured for
+        some gamma.
     """
     most = technique.with_rounds(max(GAMMAS))
     found = accepted(Generation(decoder, most, prompts, generate, temperature=temperature))
@@ -297,7 +297,7 @@ def measure_acceptance(
 
 
 def named(technique: Technique) -> str:
-    """Write a technique as on the command line, without what is not set but measured."""
+    """Write a technique in notation, without ``gamma`` and ``acceptance``, which are measured."""
     name, colon, given = str(technique).partition(":")
     kept = [item for item in given.split(",") if item.partition("=")[0] not in MEASURED]
     return name + colon + ",".join(kept)

@@ -22,7 +22,7 @@ MIN_SCORED = 16  # scored tokens, or too few are written for a round of every ga
 
 @frozen
 class Reading:
-    """How a text is read: windows of ``prompt`` tokens, and as many scored tokens behind each."""
+    """How a text is read: windows of ``prompt`` tokens, each followed by ``scored`` tokens."""
 
     windows: int
     prompt: int
@@ -30,17 +30,17 @@ class Reading:
 
     @property
     def length(self) -> int:
-        """Tokens of a window: the first one behind the prompt is given, not scored. [tokens]"""
+        """Tokens of a window; the first one after the prompt is not scored. [tokens]"""
         return self.prompt + 1 + self.scored
 
     @property
     def written(self) -> int:
-        """Tokens that a drafting technique writes behind every prompt. [tokens]"""
+        """Tokens that a drafting technique generates after every prompt. [tokens]"""
         return DRAFTED * self.scored
 
     @property
     def description(self) -> str:
-        """Windows and tokens of the reading, as files of measurements state them."""
+        """Number of windows and tokens, as stored in files of measurements."""
         return (
             f"{self.windows} windows of {self.prompt} tokens, {self.scored} scored behind each; "
             f"acceptance over {self.written} written behind each"
@@ -49,19 +49,19 @@ class Reading:
 
 @frozen
 class Settings:
-    """What is measured of which techniques."""
+    """The techniques to measure, by what is measured of them."""
 
     lossy: tuple[Technique, ...]  # quality, and what they select
     drafts: tuple[Technique, ...]  # acceptance
 
 
 def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
-    """List the settings that plans consider, and the widest and narrowest ones beside them.
+    """List the settings that plans consider, with the largest and the smallest budgets.
 
     Parameters
     ----------
     prompt
-        Tokens of a window that are read at once. [tokens]
+        Tokens of a prompt. [tokens]
     """
     small, large = (
         max(g for g in groups if model.head_dim % g == 0 or g == 8)
@@ -93,7 +93,7 @@ def sort_out(techniques: list[Technique]) -> Settings:
     Raises
     ------
     InputError
-        If there is nothing to measure of one, or it has no real implementation.
+        If a technique has nothing to measure, or no real implementation.
     """
     check_known(techniques)
     drafts = tuple(t for t in techniques if "gamma" in t.settings)
@@ -108,7 +108,7 @@ def sort_out(techniques: list[Technique]) -> Settings:
 
 
 def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: torch.device) -> int:
-    """Check that a text can be read as asked, and count the positions that the decoder needs.
+    """Check that a text can be read as requested, and return the positions that the decoder needs.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
 
 
 def widest_run(technique: Technique, reading: Reading) -> tuple[Technique, RandomPrompts]:
-    """State the largest run that a technique is measured by: its drafts, and the workload.
+    """Return the largest run by which a technique is measured: the technique and the workload.
 
     Parameters
     ----------

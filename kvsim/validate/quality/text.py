@@ -16,7 +16,7 @@ MARKUP = (".html", ".htm", ".xhtml")
 
 @frozen
 class Text:
-    """A text, and where it is from with a checksum."""
+    """A text, with its source and checksum."""
 
     source: str
     content: str
@@ -48,7 +48,7 @@ def read_text(name: str | None) -> Text:
 
 
 def windows(tokens: list[int], count: int, length: int, start: tuple[int, ...]) -> list[list[int]]:
-    """Cut windows out of a text, evenly spread.
+    """Cut evenly spread windows out of a text.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 @frozen
 class Left:
-    """A unit that is not done, and why."""
+    """A unit that was not done, and the reason."""
 
     unit: Unit
     reason: str
@@ -40,14 +40,14 @@ def run_units(
     worker: Sequence[str],
     keep: Callable[[], None] = lambda: None,
 ) -> list[Left]:
-    """Do what fits the time.
+    """Run the units that fit in the available time.
 
     Parameters
     ----------
     say
-        Told what runs, and what is left when.
+        Prints progress.
     worker
-        Command of a process that does units; see ``kvsim.validate.session.work``.
+        Command that starts a worker process; see ``kvsim.validate.session.work``.
     keep
         Called after every unit, to pack the results.
     """
@@ -122,10 +122,10 @@ LATE = "late"
 
 
 class Worker:
-    """A process that has imported PyTorch and does one unit after another.
+    """A process that has imported PyTorch and runs one unit after another.
 
-    It is started when it is needed, and anew after a unit has ended it. The session itself never
-    touches the GPU, so that no fault of a kernel reaches it.
+    It is started when needed, and again after a unit has crashed it. The session itself never uses
+    the GPU, so that a faulty kernel cannot affect it.
     """
 
     def __init__(self, command: Sequence[str], state: SessionState) -> None:
@@ -139,12 +139,12 @@ class Worker:
         self.end()
 
     def do(self, unit: str, form: Form, limit: float) -> str:
-        """Do a unit.
+        """Run a unit.
 
         Returns
         -------
         str
-            Why it is not done; ``LATE`` if it took too long; empty if it is done.
+            Empty if it succeeded, ``LATE`` if it took too long, else the reason of the failure.
         """
         process = self._started()
         log = self._log(unit)
@@ -172,7 +172,7 @@ class Worker:
         return error
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the worker's process, even if it is busy."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -219,7 +219,7 @@ class Worker:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent is gone; for ``preexec_fn``."""
+    """Make this process end together with its parent; for ``preexec_fn``."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
 
@@ -230,14 +230,14 @@ def _last_line(log: Path) -> str:
 
 
 def serve(do: Callable[[str, Form], None]) -> None:
-    """Do the units that are asked for, in the worker's process.
+    """Run the requested units, in the worker's process.
 
-    Standard output carries the answers alone; what units print goes to their logs.
+    Standard output carries only the answers; what units print goes to their logs.
 
     Parameters
     ----------
     do
-        Does a unit and keeps its result.
+        Runs a unit and stores its result.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     asked: Iterator[str] = iter(sys.stdin.readline, "")

@@ -34,29 +34,29 @@ WORTH = (".json", ".toml", ".samples.jsonl", ".log", "")
 
 @frozen
 class SessionState:
-    """A folder of results of one kind of device."""
+    """Folder with the results of a session on one kind of device."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: Path, device: str) -> "SessionState":
-        """Open the results of a kind of device, and make their folder if it is not there."""
+        """Open the results of a kind of device; create their folder if necessary."""
         place = folder / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
         place.mkdir(parents=True, exist_ok=True)
         return cls(place)
 
     def path(self, name: str) -> Path:
-        """Return the path of a file beside the units' results."""
+        """Return the path of a file in the results' folder."""
         return self.folder / name
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Refuse a second session in the same folder.
+        """Lock the folder, so that no second session uses it.
 
         Raises
         ------
         InputError
-            If one runs.
+            If another session runs.
         """
         with (self.folder / "lock").open("w") as file:
             try:
@@ -66,7 +66,7 @@ class SessionState:
             yield
 
     def write(self, unit: str, result: Mapping[str, object]) -> None:
-        """Keep a unit's result, which is on disk when this returns."""
+        """Store a unit's result; it is on disk when this returns."""
         _replace(self._place(unit), json.dumps(result, indent=1, default=str).encode())
 
     def read(self, unit: str) -> dict[str, Any] | None:
@@ -78,13 +78,13 @@ class SessionState:
         return found
 
     def note(self, unit: str, **changes: Any) -> None:
-        """Remember how a unit failed, or after which time it was ended."""
+        """Record how a unit failed, or after which time it was stopped."""
         known = self.notes()
         known[unit] = known.get(unit, {}) | changes
         self.write("notes", known)
 
     def notes(self) -> dict[str, dict[str, Any]]:
-        """Return what is remembered of each unit."""
+        """Return the records of each unit."""
         return self.read("notes") or {}
 
     def past(self, units: Iterable[Unit]) -> dict[str, Past]:
@@ -103,7 +103,7 @@ class SessionState:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '_', unit)}.json"
 
     def pack(self, bundle: Path) -> list[str]:
-        """Write everything into one archive, which replaces the one before when it is whole.
+        """Write all results into one archive, which replaces the previous one when it is complete.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class SessionState:
         Returns
         -------
         list of str
-            Files that were left out, as there was no room for them.
+            Files that were left out because of the size limit.
         """
         pieces: list[bytes] = []
         left: list[str] = []
@@ -141,12 +141,12 @@ class SessionState:
 
 
 def unpack(bundle: Path, folder: Path) -> SessionState:
-    """Unpack a bundle; what the folder holds already stays as it is.
+    """Unpack a bundle; existing files of the folder are kept.
 
     Raises
     ------
     InputError
-        If it is not a bundle.
+        If the file is not a bundle.
     """
     packed = read_bytes(bundle, BUNDLE)
     try:

@@ -47,9 +47,9 @@ Result = dict[str, Any]
 def all_units(device: str) -> list[Unit]:
     """List the units of a session.
 
-    What the card is and what it reaches comes first, then the calibration that all predictions
-    stand on, techniques beside their predictions in the order of their use, and what refines or
-    checks the others.
+    The card's description and peak rates come first, then the calibration on which all predictions
+    depend, then comparisons of techniques with their predictions in order of use, then refinements
+    and checks.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def ceilings(device: str, state: SessionState, form: Form) -> Result:
 
 
 def compile_kernels(device: str, state: SessionState, form: Form) -> Result:
-    """Compile every kernel as it is launched; tell its shared memory and spilt registers."""
+    """Compile every kernel as it is launched; report its shared memory and spilt registers."""
     import torch
 
     from kvsim.validate.bench.device import compute_threads
@@ -193,7 +193,7 @@ def kernels(device: str, state: SessionState, form: Form, name: str) -> Result:
 
 
 def sanitizer(device: str, state: SessionState, form: Form) -> Result:
-    """Run attention under NVIDIA's memory checker, where that is installed."""
+    """Run attention under NVIDIA's memory checker, if it is installed."""
     tool = shutil.which("compute-sanitizer")
     if not tool or device == "cpu":
         return {"passed": None, "said": "compute-sanitizer is not installed"}
@@ -213,7 +213,7 @@ def counts(device: str, state: SessionState, form: Form, model: str, layers: str
 
 
 def calibration(device: str, state: SessionState, form: Form) -> Result:
-    """Measure a profile and a stack; go on from what was measured before."""
+    """Measure a profile and a stack, continuing earlier measurements."""
     out = state.path(PROFILES[form])
     quick = ["--quick"] if device == "cpu" or form == "short" else []
     command = [sys.executable, "-m", "kvsim", "calibrate", "--device", device, "--out", str(out)]
@@ -225,7 +225,7 @@ def calibration(device: str, state: SessionState, form: Form) -> Result:
 
 
 def point(device: str, state: SessionState, form: Form, name: str) -> Result:
-    """Time a technique at some points, beside its predictions."""
+    """Time a technique at several points, and compare with predictions."""
     import torch
 
     from kvsim.machines.profiles import load_hardware, load_stack
@@ -312,14 +312,14 @@ do(sys.argv[1], SessionState(Path(sys.argv[2])), "kernels attention", "short")
 
 
 def do(device: str, state: SessionState, unit: str, form: Form) -> None:
-    """Do a unit, and keep its result with the form and the time it took."""
+    """Run a unit, and store its result with its form and duration."""
     (what, *settings), begin = unit.split(), monotonic()
     found = WORK[what](device, state, form, *settings)
     state.write(unit, {**found, "form": form, "took_s": round(monotonic() - begin, 2)})
 
 
 def main() -> None:
-    """Do the units that standard input names."""
+    """Run the units named on standard input."""
     device, folder = sys.argv[1:3]
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported

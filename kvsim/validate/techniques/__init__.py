@@ -16,12 +16,13 @@ from kvsim.validate.transfer import check_host_memory, lines, planned
 
 
 def check_known(techniques: Iterable[Technique]) -> None:
-    """Refuse presets that cannot be run; other techniques are refused when they are made.
+    """Check that presets have a real implementation; other techniques are checked when they are set
+    up.
 
     Raises
     ------
     InputError
-        If one has no real implementation.
+        If one of them has none.
     """
     for technique in techniques:
         alone = len(technique.terms) == 1 and technique.terms[0].preset
@@ -36,18 +37,18 @@ def implement(
     generate: int,
     kind: type[Composed] = Composed,
 ) -> Composed:
-    """A technique with its settings on a decoder, for prompts of these lengths.
+    """Set up a technique on a decoder, for prompts of given lengths.
 
     Parameters
     ----------
     kind
-        What runs it: ``Composed``, or a class that notes something beside it.
+        Class that runs it: ``Composed``, or a subclass that also records something.
 
     Raises
     ------
     InputError
-        If it has no real implementation, cannot run like this, or needs more host memory than is
-        free.
+        If it has no real implementation, cannot run with these settings, or needs more host memory
+        than is free.
     """
     check_known([technique])
     if decoder.device.type != "cuda":

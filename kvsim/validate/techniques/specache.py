@@ -93,7 +93,7 @@ class LateKivi(PackedStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Write the new tokens to the ring buffers in full precision, without packing any token.
 
-        Packing waits for ``settle``, which runs once the new tokens have attended.
+        Packing waits for ``pack_leaving``, which runs once the new tokens have attended.
         """
         self.add(keys, values, span)
 
@@ -110,7 +110,7 @@ class LateKivi(PackedStore):
         if span.new > 1:
             raise InputError("late-kivi: packs after one token; run it without drafts")
         out = super().attend(queries, span, seen)
-        self.settle(span)
+        self.pack_leaving(span)
         return out
 
     def attend_with_pairs(
@@ -136,10 +136,10 @@ class LateKivi(PackedStore):
         """
         return self._attend_packed(queries, span, scored, fetched=fetched, name=name)
 
-    def settle(self, span: SlotRange) -> None:
-        """Keep the first new token of a step, and pack what leaves the residual.
+    def pack_leaving(self, span: SlotRange) -> None:
+        """Keep the first new token of a step, and pack the tokens that leave the residual.
 
-        That is one value of each sequence, and a block of keys where the token completes it.
+        These are one value of each sequence, and a block of keys if the token completes one.
         """
         before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]
@@ -226,7 +226,7 @@ class Pairs(LayerCache):
             )
             self.host.append(keys, values, step)
         if not predecoding:
-            self.packed.settle(span)  # C' = [C', Quant(C_t)]
+            self.packed.pack_leaving(span)  # C' = [C', Quant(C_t)]
         return part.out.to(queries.dtype)
 
     def buffers(self) -> Resident:

@@ -26,7 +26,7 @@ Moment = float | torch.cuda.Event
 
 @dataclass
 class TimedPass:
-    """One forward pass: time spent in each op, over all layers."""
+    """One forward pass, with the time spent in each op."""
 
     kind: Kind
     start: "Moment"
@@ -35,14 +35,14 @@ class TimedPass:
     hosts: dict[str, float] = field(default_factory=dict)  # what the host took for each op [s]
 
     def seconds(self) -> dict[str, float]:
-        """By op; the device must have finished. [s]"""
+        """Time by op, over all layers; the device must have finished. [s]"""
         return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
 
     def steady(self, name: str, times: int) -> float:
-        """What an op takes in one of the layers that runs it, if nothing disturbs it. [s]
+        """Estimate the time of an op in a single layer, if nothing disturbs it. [s]
 
-        The first layer is left out: the head before it has read more than caches hold, so that it
-        finds neither its numbers nor its instructions there.
+        The first layer is left out, because the head before it has displaced its data and code from
+        the processor's caches.
         """
         spans = [each() for each in self.ops[name]]
         each, rest = divmod(len(spans), times)
@@ -51,7 +51,7 @@ class TimedPass:
         return undisturbed([sum(spans[i : i + each]) for i in range(each, len(spans), each)])
 
     def spans(self) -> list[OpSpan]:
-        """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
+        """Begin and end of ops and copies since the pass's start; earlier begins are negative."""
         return [
             OpSpan(stream, name, _elapsed(self.start, begin), _elapsed(self.start, end))
             for stream, name, begin, end in self.found
@@ -59,15 +59,15 @@ class TimedPass:
 
 
 class Clock(NullCounter):
-    """Times every op that compute runs, and notes when ops and copies begin and end.
+    """Counter that times every op, and records when ops and copies begin and end.
 
-    On a GPU by events on the current stream. On a CPU by the clock on the wall, which a look costs
-    nothing at; ops that take long, by what their thread computes.
+    On a GPU it uses events on the current stream; on a CPU the wall clock, or for long ops the
+    thread's CPU time.
 
     Parameters
     ----------
-    busy : what the host takes to issue each op; a GPU is kept waiting for longer before it, so
-        that events tell the time of its kernels and not of the host. [s]
+    busy : host time to issue each op; a GPU is kept waiting for longer before the op, so that
+        events measure the kernels and not the host. [s]
     """
 
     def __init__(self, device: torch.device, busy: Mapping[str, float] | None = None) -> None:
@@ -79,12 +79,12 @@ class Clock(NullCounter):
         self._look: Callable[[], Moment] = _event if on_cuda else perf_counter
 
     def begin(self, kind: Kind) -> None:
-        """A forward pass starts."""
+        """Record that a forward pass starts."""
         self.passes.append(TimedPass(kind, self._look()))
 
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
-        """Time what runs inside under that name."""
+        """Time the work within the context under the name of an op."""
         with self._noted("gpu" if memory == "hbm" else "cpu", name):
             if self._busy is not None:
                 keep_busy(HOST_MARGIN * self._busy.get(name, UNKNOWN_HOST))
@@ -96,7 +96,7 @@ class Clock(NullCounter):
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Note when a copy runs; it belongs to the pass in which it ends."""
+        """Context that records a copy on ``stream``, under the pass in which it ends."""
         with self._noted(stream, "copy"):
             yield
 
@@ -114,21 +114,18 @@ def keep_busy(seconds: float) -> None:
     Parameters
     ----------
     seconds
-        How long it waits, roughly. [s]
+        Approximate duration of the wait. [s]
     """
     torch.cuda._sleep(int(seconds * CYCLES))  # type: ignore[no-untyped-call]
 
 
 def computing_clock() -> Callable[[], float]:
-    """A CPU's clock for what the calling thread computes.
-
-    One that computes alone has its own, which other jobs on the machine do not move.
-    """
+    """Return a clock of the calling thread's CPU time, if it computes alone."""
     return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
 def undisturbed(layers: Sequence[float]) -> float:
-    """Estimate what a layer takes where nothing interrupts it. [s]
+    """Estimate the time of a layer that nothing interrupts. [s]
 
     Parameters
     ----------

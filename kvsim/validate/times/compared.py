@@ -29,37 +29,37 @@ class Measured:
 
     @classmethod
     def from_runs(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
-        """Summarise some runs beside their prediction.
+        """Summarise the measurements of several runs, with their prediction.
 
         Parameters
         ----------
         runs
-            What each run took or kept, in the unit of the prediction.
+            Measured value of each run, in the unit of the prediction.
         """
         low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
         return cls(name, float(predicted), float(middle), float((high - low) / 2 / middle))
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Relative error: predicted over measured, minus 1."""
         return self.predicted / self.measured - 1
 
 
 @frozen
 class Round:
-    """Ops and copies of one decoding round."""
+    """Begin and end of the ops and copies of one decoding round."""
 
     spans: tuple[OpSpan, ...]
 
     @property
     def overlap(self) -> float:
-        """Share of copies' time that runs beside compute; NaN without copies."""
+        """Share of the copies' time that overlaps with compute; NaN without copies."""
         return copy_overlap(self.spans)
 
 
 @frozen
 class Compared:
-    """One technique at one point."""
+    """Predicted and measured times of one technique at one point."""
 
     model: str
     layers: int
@@ -74,11 +74,11 @@ class Compared:
 
     @property
     def point(self) -> tuple[str, int, int, int]:
-        """What techniques are compared at."""
+        """Model, layers, batch and prompt."""
         return self.model, self.layers, self.batch, self.prompt
 
     def get(self, name: str) -> Measured | None:
-        """Look up a quantity end to end.
+        """Look up an end-to-end quantity.
 
         Returns
         -------
@@ -90,7 +90,7 @@ class Compared:
 
 @frozen
 class SkippedPoint:
-    """A technique that could not run at a point: its settings, the device's memory or kernels."""
+    """A technique that could not run at a point, and why."""
 
     model: str
     layers: int
@@ -106,7 +106,7 @@ OWN_CLOCK = "computing_s"
 
 @frozen
 class Summary:
-    """How far predicted times are from measured ones."""
+    """Errors of predicted times against measured ones."""
 
     points: int
     clock: str  # "wall", or "thread": a CPU thread's own, which other processes do not move
@@ -172,18 +172,18 @@ def _differ(a: Measured, b: Measured) -> bool:
 
 
 def keep_points(path: Path, about: Mapping[str, object]) -> Journal[Compared]:
-    """Describe the file that keeps comparisons, each a piece under its ``point_name``.
+    """Return the journal that keeps comparisons, each under its ``point_name``.
 
     Parameters
     ----------
     about
-        What is timed, with which profile; a file about something else is begun anew.
+        What is timed and with which profile; a journal of another measurement is discarded.
     """
     return Journal(path, {"points": 2, **about}, _row, _parse, replaces=True)
 
 
 def point_name(model: str, work: RandomPrompts, asked: Technique) -> str:
-    """Name a technique, as it was asked for, at a point."""
+    """Name a technique, as it was requested, at a point."""
     return f"{model}, batch {work.batch}, prompt {work.prompt}, {asked}"
 
 

@@ -55,7 +55,7 @@ TOGETHER = 5  # techniques that take turns; what is lost where a run is stopped
 
 @frozen
 class Grid:
-    """The points of a validation."""
+    """Points at which techniques are timed: models, batches and prompt lengths."""
 
     models: tuple[tuple[str, int], ...]
     batches: tuple[int, ...]
@@ -76,12 +76,12 @@ class Grid:
         Parameters
         ----------
         points
-            ``all`` of it, or the ``few`` smallest points, twice each.
+            ``all``, or ``few`` for the smallest points, twice each.
 
         Raises
         ------
         InputError
-            If it is neither.
+            If it is neither of these.
         """
         if points == "all":
             return self
@@ -136,14 +136,14 @@ def compare_times(
     Parameters
     ----------
     asked
-        Techniques to run; all that can be run if empty.
+        Techniques to run; if empty, all that can be run.
     kept
-        What was measured before and is not measured again; takes what is measured now.
+        Journal of earlier measurements, which are not repeated; new ones are added.
 
     Yields
     ------
     Compared or SkippedPoint or str
-        What is about to run as text, then what it showed.
+        A progress line before each run, then its outcome.
     """
     groups: list[_Turns] = []
     for name, layers in grid.models:

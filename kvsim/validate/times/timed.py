@@ -126,9 +126,9 @@ def next_replay(run: Generation) -> Replay:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all tensors that PyTorch has made inside and that are still in use.
+    """Counter of the bytes of all tensors created within the context that are still in use.
 
-    What kernels allocate for themselves is not seen; what was there before does not count.
+    Memory that kernels allocate themselves is not seen; tensors created before do not count.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ TOO_FEW_ROUNDS = "no branch came up twice in so few rounds"
 
 @frozen
 class Timing:
-    """What one run took, and what it kept."""
+    """Times and memory of one run."""
 
     technique: Technique  # with the acceptance that it really had
     ttft: float  # [s]
@@ -190,16 +190,16 @@ class Timing:
 
 
 class LayerWatch:
-    """Looks at a clock whenever a layer of a round ends, for what layers take undisturbed.
+    """Reads a clock at the end of every layer, to estimate the undisturbed time of layers.
 
-    A busy machine interrupts a round every few milliseconds, and what runs in between leaves cold
-    caches behind. So layers behind the first count as those that it leaves alone, and so does what
-    rounds do besides them.
+    A busy machine interrupts a round every few milliseconds and leaves cold caches behind. Layers
+    after the first therefore count with the time of those that were not interrupted, and so does
+    the rest of a round.
 
     Parameters
     ----------
     own
-        The compute thread's own clock, which leaves out waits for copies and for the machine. [s]
+        Clock of the compute thread's CPU time, which excludes waits. [s]
     """
 
     def __init__(self, run: Generation, own: Callable[[], float]) -> None:
@@ -220,7 +220,7 @@ class LayerWatch:
         vars(run)["forward"], vars(run.impl)["on_layer_output"] = passing, look
 
     def end_round(self) -> None:
-        """A round is over: keep what its layers behind the first took."""
+        """End a round, and store the times of its layers after the first."""
         found = []
         for marks in self._passes:
             each, rest = divmod(len(marks), self._layers)
@@ -230,12 +230,12 @@ class LayerWatch:
         self._passes = []
 
     def undisturbed(self, computing: Sequence[float]) -> list[float]:
-        """What rounds take if nothing disturbs the layers behind the first, or the rest. [s]
+        """Estimate the time of rounds without interruptions. [s]
 
         Parameters
         ----------
         computing
-            What they took. [s]
+            Measured time of each round. [s]
         """
         if {len(some) for some in self._rounds} != {1}:  # passes of several kinds
             return list(computing)
@@ -316,7 +316,7 @@ def run_timed(
 
 
 def issuing(run: Timing) -> dict[str, float]:
-    """Find what the host took at most for one call of each op. [s]
+    """Return the longest host time of a call of each op. [s]
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Ti
 
 @frozen
 class Counted:
-    """What one run moved and held."""
+    """Memory and copied bytes of one run."""
 
     on_gpu: bool  # whether the peak is that of a GPU's memory, or of both tiers on a CPU
     peak: int  # held at most besides weights [B]
@@ -383,7 +383,7 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
 
 
 class Copied(NullCounter):
-    """Counts what copies move, and nothing else."""
+    """Counter of the bytes that copies move, and of nothing else."""
 
     def __init__(self) -> None:
         self.bytes = {"h2d": 0, "d2h": 0}
@@ -391,15 +391,15 @@ class Copied(NullCounter):
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
-        """Add what a copy moves."""
+        """Add the bytes of a copy."""
         self.bytes[stream] += size(*tensors)
 
     def separate(self) -> "Copied":
-        """A count of its own: what is fetched for a round that does not come is left out."""
+        """Return a separate counter, for copies that may not be used."""
         return Copied()
 
     def merge(self, note: NullCounter) -> None:
-        """Add what was counted apart."""
+        """Add the counts of a separate counter."""
         assert isinstance(note, Copied)
         for way, moved in note.bytes.items():
             self.bytes[way] += moved
