@@ -412,7 +412,25 @@ def fit_session(state: SessionState) -> "FittedMachine | None":
 
 @frozen
 class FittedMachine:
-    """A fitted hardware profile and stack, which have been written to files."""
+    """A fitted hardware profile and stack, which have been written to files.
+
+    Attributes
+    ----------
+    out
+        Path of the profile.
+    machine
+        The measured machine, as the driver describes it.
+    fit
+        The fitted numbers with their errors.
+    samples
+        Number of samples.
+    suspicions
+        Signs that the device was slower than others of its kind.
+    on_gpu
+        Whether the device is a GPU.
+    day
+        Date of the measurement.
+    """
 
     out: Path
     machine: Machine

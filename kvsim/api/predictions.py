@@ -197,7 +197,17 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]]":
 
 @frozen
 class SweepOnDisk:
-    """A finished sweep, whose results are Parquet files in a folder."""
+    """A finished sweep, whose results are Parquet files in a folder.
+
+    Attributes
+    ----------
+    command
+        The equivalent command line.
+    store
+        The folder of the results.
+    spec
+        The specification of the sweep.
+    """
 
     command: str
     store: "ResultStore"

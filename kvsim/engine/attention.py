@@ -86,7 +86,7 @@ def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> f
     Returns
     -------
     float
-        Zero where the scores stay on the chip (flash attention). [B]
+        Zero if the scores stay on the chip (flash attention). [B]
     """
     flash = point.prefill and deployment.stack.attention.flash_prompt and not scored
     return 0.0 if flash else deployment.stack.attention.score_bytes
@@ -346,7 +346,7 @@ def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Num
     shares
         Kernel class with its factors for wide, narrow and ungrouped heads.
     head_dim
-        Numbers of a query or key.
+        Dimension of a head.
     queries_per_kv
         Query heads that share one KV head.
 

@@ -43,7 +43,7 @@ def compression_ratio(
     Parameters
     ----------
     batch, width, tokens
-        Shape of K and of V. [sequences, numbers per token, tokens]
+        Shape of K and of V. [sequences, elements per token, tokens]
     bits
         Average width of a stored number. [bit]
     parameters
@@ -73,7 +73,7 @@ def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Num
     batch
         Sequences in the batch. [sequences]
     width
-        Numbers per token of K and of V.
+        Width of a token's K and of its V, over all heads.
     tokens
         Cached tokens per sequence. [tokens]
     sets
@@ -101,7 +101,7 @@ def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
     batch
         Sequences in the batch. [sequences]
     width
-        Numbers per token of K and of V.
+        Width of a token's K and of its V, over all heads.
     tokens
         Cached tokens per sequence. [tokens]
 
@@ -112,13 +112,14 @@ def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
 
     References
     ----------
-    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, tables 3, A and B, https://arxiv.org/abs/2405.14256
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, tables 3, A and B,
+       https://arxiv.org/abs/2405.14256
     """
     return 4 * width + 4 * batch * tokens
 
 
 def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
-    """Average the width of numbers stored at two precisions.
+    """Compute the average width of values stored at two precisions.
 
     Parameters
     ----------
@@ -393,7 +394,7 @@ FP16 = Format()
 
 
 def averaged(bits: Number) -> Format:
-    """Create a format with an average width, for numbers that are stored at several precisions.
+    """Create a format with an average width, for values stored at several precisions.
 
     Parameters
     ----------

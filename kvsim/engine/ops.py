@@ -42,7 +42,7 @@ def kv_bytes(model: Model, tokens: Number) -> Number:
 
 
 def prompt_kv(deployment: Deployment, point: Point) -> Buffers:
-    """Return the buffer of fp16 keys and values that a layer holds only while a prompt is read.
+    """Return the buffer of fp16 keys and values that a layer needs only during prefill.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def gemm(
 
 
 def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) -> Number:
-    """Compute the time to find the scales of a product's fp16 input and write it in 8 bits.
+    """Compute the time to quantise the fp16 input of a matrix product to 8 bits.
 
     Parameters
     ----------
@@ -123,12 +123,12 @@ def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) ->
     stored
         Format of the weights.
     numbers
-        Numbers of the input.
+        Number of elements of the input.
 
     Returns
     -------
     Number
-        Zero unless the format quantises inputs as they come. [s]
+        Zero unless the format quantises inputs dynamically. [s]
     """
     if not stored.dynamic:
         return deployment.stack.time.quantise if stored.dtype in ("fp8", "fp4") else 0.0
@@ -579,10 +579,10 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
 def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
     """Sum hidden states over the replica's GPUs.
 
-    In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
-    in two shots, everyone sums its part of the data and then reads the others' sums. Over several
-    machines, each first sums its own; then every GPU sums its part of the data with those that have
-    the same part elsewhere, in a ring over the network (NCCL's way within and between nodes).
+    A ring takes 2 (tp - 1) transfers of 1 / tp of the data. In a one-shot sum every GPU reads the
+    data of all others; in a two-shot sum it sums a part of the data and then reads the others'
+    sums. Over several machines, each machine first sums its own data; then the GPUs with the same
+    part sum it in a ring over the network, as in NCCL.
 
     Parameters
     ----------
@@ -723,7 +723,7 @@ def output_ops(
 
 
 def issue_seconds(deployment: Deployment, groups: Iterable[Group], tokens: Number) -> Number:
-    """Compute the time that the host takes to issue the layers of a pass that reads a prompt.
+    """Compute the host time to launch the layers of a prefill pass.
 
     Parameters
     ----------

@@ -284,8 +284,8 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
 def power_limit_seconds(step: Step, deployment: Deployment) -> Number:
     """Compute how much longer a pass takes as the power limit lowers the clock of a busy GPU.
 
-    A GPU that was idle computes at its full rates for some tens of milliseconds. Ops that wait for
-    memory leave power to spare, so only those count that arithmetic bounds.
+    A GPU that was idle computes at its full rates for some tens of milliseconds. Ops limited by
+    memory do not reach the power limit, so only those limited by arithmetic count.
 
     Parameters
     ----------

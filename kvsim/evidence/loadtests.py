@@ -334,7 +334,7 @@ def _served(row: LoadTest, stack: Stack) -> tuple[Technique, Deployment]:
 def check_possible(
     where: str, per_token: float, technique: Technique, deployment: Deployment
 ) -> None:
-    """Refuse tokens that come faster than the deployment can make them.
+    """Check that tokens are not generated faster than the deployment can.
 
     Parameters
     ----------
@@ -343,7 +343,7 @@ def check_possible(
     per_token
         Measured time per token. [s]
     technique, deployment
-        What it is said to have been measured on.
+        Technique and deployment of the measurement.
 
     Raises
     ------

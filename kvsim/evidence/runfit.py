@@ -133,7 +133,7 @@ class RunFit:
     confused
         Pairs of keys whose effects the run cannot tell apart.
     refused
-        Why the fitted stack is not used; empty if it is.
+        Why the fitted stack is not used; empty if it is used.
     before, after
         The run as simulated with the original stack, and with ``stack``.
     """

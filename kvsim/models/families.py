@@ -14,9 +14,9 @@ from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
 
 class ModelFields(TypedDict, total=False):
-    """Keyword arguments of :class:`Model` in which a model family differs from Llama.
+    """Keyword arguments of :class:`kvsim.models.model.Model` in which a family differs from Llama.
 
-    The names are those of its attributes.
+    Their meanings are those of the attributes of the same names in ``Model``.
     """
 
     kv_heads: int

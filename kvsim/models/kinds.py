@@ -84,9 +84,9 @@ class Recurrence:
     rule
         Update rule of the state.
     heads, head_dim
-        Heads of values, and numbers of a value.
+        Number of value heads, and dimension of a value.
     key_heads, key_dim
-        Heads of keys and queries (groups of Mamba-2), and numbers of a key (its state size).
+        Number of key and query heads (groups of Mamba-2), and dimension of a key (state size).
     taps
         Tokens that the convolution spans; 0 for no convolution. [tokens]
     conv_bias
@@ -207,7 +207,7 @@ class Indexer:
     Attributes
     ----------
     heads, head_dim
-        Query heads of the indexer, and numbers of a head; all share one key per token.
+        Number of query heads of the indexer, and their dimension; all share one key per token.
     tokens
         Cached tokens that a query attends to. [tokens]
 

@@ -195,12 +195,24 @@ def likelihood(share: float | None) -> str:
 
 @frozen
 class Quantity:
-    """A number that results have: what it is called, how it is written, what it means."""
+    """A quantity in results: its heading, format and meaning.
+
+    Attributes
+    ----------
+    heading
+        Heading of its column.
+    show
+        Formats a value.
+    meaning
+        Explanation for readers.
+    engines
+        Name of the quantity in serving engines, if it has one.
+    """
 
     heading: str
     show: Callable[[Any], str]
     meaning: str
-    engines: str = ""  # what serving engines call it
+    engines: str = ""
 
 
 QUANTITIES = {

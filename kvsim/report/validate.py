@@ -492,10 +492,18 @@ class PlanRun:
 
     Attributes
     ----------
+    plan
+        The plan.
     title
         Model, weights, device and sizes in words.
+    work
+        The workload that was run.
+    loss
+        Measured quality loss; None if it was not measured.
+    times
+        Measured times and memory, beside the predictions.
     left_out
-        What was not compared, one reason each.
+        What was not compared, with one reason each.
     """
 
     plan: PlanFile

@@ -379,7 +379,14 @@ BEFORE, COUNTED, AFTER = 1, 1, 1  # requests of each client that begin the loop,
 
 @frozen
 class ClosedLoop:
-    """Steady state of a number of clients that send their next request without a pause."""
+    """Steady state of a number of clients that send their next request without a pause.
+
+    Attributes
+    ----------
+    costs : step costs of the technique in the deployment.
+    clients : number of clients.
+    prompt, generate : lengths of each request's prompt and answer. [tokens]
+    """
 
     costs: StepCosts
     clients: int

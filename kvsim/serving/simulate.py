@@ -53,7 +53,14 @@ FETCH_AHEAD = 8  # arrivals between two steps of asking for what a request will 
 
 @frozen
 class Run:
-    """The final state of every request and replica."""
+    """The final state of every request and replica.
+
+    Attributes
+    ----------
+    requests : the simulated trace.
+    costs : step costs of the technique in the deployment.
+    world : final state of the simulation.
+    """
 
     requests: Requests
     costs: StepCosts

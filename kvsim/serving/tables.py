@@ -63,7 +63,12 @@ class Nodes(NamedTuple):
 
 
 class NodeBelow(NamedTuple):
-    """The index of the grid point at or below each integer, for each axis."""
+    """The index of the grid point at or below each integer, for each axis.
+
+    Attributes
+    ----------
+    contexts, tokens, chunks, starts : index by the integer, for the axis of ``Nodes`` of that name.
+    """
 
     contexts: NDArray[np.int32]
     tokens: NDArray[np.int32]

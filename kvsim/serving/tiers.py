@@ -339,11 +339,19 @@ DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what eac
 
 
 class Plan(NamedTuple):
-    """The stored units of a prompt that could be loaded, and the prompt's length."""
+    """The stored units of a prompt that could be loaded, and the prompt's length.
+
+    Attributes
+    ----------
+    request : index of the request.
+    begins : prompt tokens that are already on the GPU. [tokens]
+    length : length of the prompt. [tokens]
+    first, last : first unit that could be loaded, and the one after the last.
+    """
 
     request: int
-    begins: int  # prompt tokens that are on the GPU [tokens]
-    length: int  # all of its tokens [tokens]
+    begins: int
+    length: int
     first: int
     last: int
 

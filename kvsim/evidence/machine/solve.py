@@ -298,8 +298,8 @@ class Solver:
         samples
             Samples of one benchmark, at least one.
         free
-            The numbers to fit, the most important first: the last ones keep their values, with
-            infinite errors, where samples are too few or cannot tell them from others at all.
+            The numbers to fit, most important first. If samples are too few or cannot distinguish
+            numbers, the last ones keep their values, with infinite errors.
         predict
             Times of the samples for given numbers; by default those of the machine known so far
             with these numbers changed. [s]

@@ -261,7 +261,7 @@ WHY = {
 
 @frozen
 class ClassFit:
-    """Numbers of one kernel class, fitted to its measured operators.
+    """The numbers of one kernel class, fitted to measured operators.
 
     Attributes
     ----------

@@ -35,13 +35,16 @@ Family = Literal["packing", "selection", "eviction"]
 
 @frozen
 class Launches:
-    """Kernels that kvsim's own implementation issues for an op of a layer, by pass and op.
+    """Number of kernels that kvsim's own implementation launches for each op of a layer.
 
-    Serving engines fuse an op into one kernel, and techniques state ops as they do. Eager PyTorch
-    issues many: to append, to look up, to merge. Under the stack ``kvsim`` each op of a layer has
-    the sum of what the parts of its layer state; an op that none states is one kernel.
-    ``python -m benchmarks.launches`` counts what a real step dispatches.
-    A pair adds the kernels that a long context takes besides (``steps.RANKED_ALONE``).
+    Serving engines fuse an op into one kernel, as techniques state it. Eager PyTorch launches many.
+    Under the stack ``kvsim`` the counts of all parts of a layer are added; an op without a count is
+    one kernel. ``python -m benchmarks.launches`` counts the kernels of a real step.
+
+    Attributes
+    ----------
+    prefill, draft, decode : kernels by op in each kind of pass. Of a pair, the second number is
+        added at long contexts (``steps.RANKED_ALONE``).
     """
 
     prefill: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)

@@ -158,13 +158,23 @@ class Line:
 
 @frozen
 class Buffer:
-    """Predicted and counted size of one buffer in one phase."""
+    """Predicted and counted size of one buffer in one phase.
+
+    Attributes
+    ----------
+    phase, tier, name
+        Phase of the run, memory tier, and name of the buffer.
+    predicted, counted
+        Sizes. [B]
+    reason
+        Why they differ, if they do and the reason is known.
+    """
 
     phase: str
     tier: Tier
     name: str
-    predicted: float  # [B]
-    counted: int  # [B]
+    predicted: float
+    counted: int
     reason: str
 
     @property

@@ -45,7 +45,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Compute what the kernels compute, with PyTorch's own ops.
+    """Compute the same as the kernels with PyTorch's own ops.
 
     On a CPU some tokens are dequantised at a time, so that they stay in the CPU's cache.
 
@@ -84,7 +84,7 @@ def merge(parts: list[PartialAttention]) -> Tensor:
     Parameters
     ----------
     parts
-        Outputs with the logarithm of their sums of exponentials.
+        Partial outputs with their log-sum-exp.
 
     Returns
     -------
@@ -97,12 +97,12 @@ def merge(parts: list[PartialAttention]) -> Tensor:
 
 
 def rows(view: View, part: slice, which: Literal["k", "v"]) -> Tensor:
-    """Widen the keys or values of a range of tokens.
+    """Dequantise the keys or values of a range of tokens.
 
     Parameters
     ----------
     part
-        The tokens; both ends are given.
+        Range of tokens, with both ends given.
     which
         ``k`` for keys, ``v`` for values.
 

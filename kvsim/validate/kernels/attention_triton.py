@@ -20,7 +20,7 @@ from kvsim.validate.kernels.stores import PartialAttention, Store, View, score_d
 
 @jit
 def fetched_place(index, places, chosen, room, row, mask):
-    """Where in the list of fetched tokens each row is, from 1 on; 0 for those that are not.
+    """Return each row's position in the list of fetched tokens, from 1; 0 for other rows.
 
     References
     ----------
@@ -60,7 +60,7 @@ def spread(index, places, chosen, room, LISTED: tl.constexpr):
 
 @jit
 def pairs(part):
-    """Words (..., n) to fp16 (..., n, 2), half by half, with the same bits."""
+    """Reinterpret words (..., n) as pairs of fp16 values (..., n, 2)."""
     lower = part.to(tl.int16).to(tl.float16, bitcast=True)
     upper = (part >> 16).to(tl.int16).to(tl.float16, bitcast=True)
     return lower, upper
@@ -68,9 +68,9 @@ def pairs(part):
 
 @jit
 def in_place(words, BITS: tl.constexpr):
-    """Codes of words (rows, n) as fp16 (rows, n, numbers / 2, 2), times 2**(their place - 24).
+    """Return the codes in words (rows, n) as fp16 (rows, n, codes / 2, 2), times 2**(place - 24).
 
-    Where nothing but the mantissa is set, a number is its bits times 2**-24, and exact.
+    An fp16 number with only mantissa bits set is exactly its bits times 2**-24.
     """
     kept: tl.constexpr = 10 // BITS
     i = tl.arange(0, 16 // BITS)
@@ -83,7 +83,7 @@ def in_place(words, BITS: tl.constexpr):
 
 @jit
 def scaled(words, scale, zero, BITS: tl.constexpr):
-    """Codes of words (rows, n), each word with its scale, widened to (rows, n, numbers / 2, 2)."""
+    """Dequantise the codes in words (rows, n), each with its scale, to (rows, n, codes / 2, 2)."""
     at = tl.arange(0, 16 // BITS) * BITS
     up, down = tl.maximum(10 - BITS - at, 0), tl.maximum(at - (10 - BITS), 0)
     mask: tl.constexpr = (((1 << BITS) - 1) << (10 - BITS)) * 0x10001
@@ -105,9 +105,10 @@ def packed_run(
     PER_KV: tl.constexpr, NEW: tl.constexpr, SCORED: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
-    """Maxima, totals and weighted sums (rows, head dim) of one run; channels as words have them.
+    """Return maxima, totals and weighted sums (rows, head dim) of a run of packed tokens.
 
-    Pointers are those of one head. All queries see all of the run.
+    Pointers are those of one head; channels are in the order of the words. All queries see the
+    whole run.
     """
     held: tl.constexpr = 32 // K_BITS
     kept: tl.constexpr = 10 // K_BITS
@@ -158,7 +159,7 @@ def packed_run(
 
 @jit
 def channels(HEAD_DIM: tl.constexpr, BITS: tl.constexpr):
-    """Which channel each number of a widened row is: word by word, halves in turn."""
+    """Return the channel of each element of a dequantised row: word by word, alternating halves."""
     held: tl.constexpr = 32 // BITS
     number = tl.arange(0, HEAD_DIM)
     within = number % held
@@ -484,7 +485,7 @@ def masked_runs(
     PER_KV: tl.constexpr, NEW: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One run of tokens of one KV head under a mask: output, and log-sum-exp, per query row."""
+    """Compute masked attention of one KV head's queries over one run of consecutive tokens."""
     sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
     head = tl.program_id(0) % kv_heads
     start = tl.program_id(1) * SPLIT
@@ -686,7 +687,13 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
 
 
 def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Codes of keys and of values as words, where both have 2 or 4 bits and groups as KIVI's."""
+    """Return packed keys and values as words, if both have 2 or 4 bits and KIVI's groups.
+
+    Returns
+    -------
+    tuple of Tensor or None
+        Words of keys and of values, (batch, KV heads, rows, words), int32; None for other formats.
+    """
     k, v = view.k, view.v
     if k is None or v is None or dtype != torch.float16 or head_dim != next_power_of_2(head_dim):
         return None

@@ -8,12 +8,12 @@ BLOCK_NUMBERS = 1 << 17  # half a MiB in fp32
 
 
 def ranges(rows: int, width: int, most: int | None = None, whole: int = 1) -> Iterator[slice]:
-    """Rows of ``width`` numbers in ranges of at most so many numbers, but of a row at least.
+    """Divide rows of ``width`` elements into ranges of limited size, of at least one row each.
 
     Parameters
     ----------
-    most : numbers of a range; what a core's cache holds if not given.
-    whole : ranges are multiples of it, rounded up, but for the last. [rows]
+    most : largest number of elements of a range; by default as many as fit in a core's cache.
+    whole : ranges except the last are multiples of it, rounded up. [rows]
     """
     each = max(1, (BLOCK_NUMBERS if most is None else most) // max(width, 1))
     each = -(-each // whole) * whole
@@ -49,7 +49,7 @@ def weighted(weights: Tensor, values: Blocks) -> Tensor:
     weights
         Weights of the tokens, (batch, KV heads, queries, tokens).
     values
-        Blocks of values and the tokens that they belong to, one at least.
+        Blocks of values and the tokens that they belong to; at least one.
     """
     sums = (weights[..., part] @ some for part, some in values)
     out = next(sums)

@@ -11,13 +11,14 @@ from torch import Tensor
 def gather(
     k_home: Tensor, v_home: Tensor, index: Tensor, k_out: Tensor, v_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fill ``k_out`` and ``v_out`` (batch, KV heads, k, head dim) with the rows ``index`` names.
+    """Copy the rows given by ``index`` to ``k_out`` and ``v_out``, (batch, KV heads, k, head dim).
 
     Parameters
     ----------
-    k_home, v_home : (batch, KV heads, tokens, head dim), pinned where ``k_out`` is on a GPU;
-        rows are contiguous, in whatever order.
-    index : (batch, KV heads, k), below ``tokens``, where the rows go.
+    k_home, v_home : source tables, (batch, KV heads, tokens, head dim), pinned if ``k_out`` is on a
+        GPU; rows are contiguous, in any order.
+    index : indices of the rows, (batch, KV heads, k), below ``tokens``; on the device of the
+        output.
     """
     if k_out.is_cuda:
         from kvsim.validate.kernels.rows_triton import gather as fused
@@ -29,7 +30,13 @@ def gather(
 def gather_plainly(
     k_home: Tensor, v_home: Tensor, index: Tensor, k_out: Tensor, v_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The kernel's oracle, and what the CPU runs."""
+    """Compute the same as :func:`gather` with PyTorch's own ops, as on a CPU.
+
+    Returns
+    -------
+    tuple of Tensor
+        ``k_out`` and ``v_out``, (batch, KV heads, k, head dim) each.
+    """
     k_out.copy_(rows_at(k_home, index))
     v_out.copy_(rows_at(v_home, index))
     return k_out, v_out
@@ -38,8 +45,8 @@ def gather_plainly(
 def rows_at(home: Tensor, index: Tensor) -> Tensor:
     """Take rows of keys or values by index. (batch, KV heads, k, head dim)
 
-    On a CPU memory is looked at as one table of rows: each is then one copy, where
-    ``torch.gather`` would look every number up by itself.
+    On a CPU the memory is viewed as one table of rows, so that each row is one copy;
+    ``torch.gather`` would look up every element.
 
     Parameters
     ----------

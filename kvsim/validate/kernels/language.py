@@ -31,17 +31,17 @@ __all__ = [
 
 
 def interpreted() -> bool:
-    """Whether kernels are interpreted, so that none is compiled."""
+    """Whether kernels are interpreted and not compiled."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def interpreter_fault(problem: BaseException | None) -> str:
-    """Tell whether kernels failed since Triton's interpreter does not suit NumPy.
+    """Return why Triton's interpreter fails with the installed NumPy.
 
     Returns
     -------
     str
-        One line that says so; empty for any other fault.
+        One line; empty for any other error.
     """
     while problem is not None:
         if interpreted() and "converted to Python scalars" in str(problem):
@@ -54,15 +54,15 @@ def interpreter_fault(problem: BaseException | None) -> str:
 
 
 def jit(kernel: Kernel) -> Kernel:
-    """``triton.jit`` that keeps the function's type."""
+    """Apply ``triton.jit``, keeping the function's type."""
     compiled: Kernel = triton.jit(kernel)
     return compiled
 
 
 def jit_for_any(*names: str) -> Callable[[Kernel], Kernel]:
-    """Return a decorator as ``triton.jit`` that compiles once for all values of some integers.
+    """Return a ``triton.jit`` decorator that compiles once for all values of some integers.
 
-    Otherwise Triton compiles a kernel anew for 1 and for multiples of 16.
+    Otherwise Triton compiles a kernel again for 1 and for multiples of 16.
 
     Parameters
     ----------
@@ -81,14 +81,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     kernel
         A function under ``jit_for_any`` or ``triton.jit``.
     grid
-        Programs along each axis; nothing runs where one is 0.
+        Programs along each axis; nothing runs if one is 0.
     *arguments, **options
         Of the kernel.
 
     Raises
     ------
     InputError
-        Where there is neither a GPU nor the interpreter.
+        If there is neither a GPU nor the interpreter.
     """
     if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
         raise InputError(

@@ -12,22 +12,22 @@ PACKED_BITS = (1, 2, 3, 4, 8)
 
 
 def per_byte(bits: int, count: int) -> int:
-    """Count the numbers that share a byte, or the fewest bytes that they fill.
+    """Return the number of codes per byte, or per smallest whole number of bytes.
 
     Parameters
     ----------
     bits
-        Width of a number: 1, 2, 3, 4 or 8. [bit]
+        Width of a code: 1, 2, 3, 4 or 8. [bit]
 
     Returns
     -------
     int
-        Numbers of a byte; 8 at three bits, which fill three bytes.
+        Codes per byte; 8 at three bits, which fill three bytes.
 
     Raises
     ------
     InputError
-        For other widths, and where ``count`` numbers do not fill whole bytes.
+        For other widths, and if ``count`` codes do not fill whole bytes.
     """
     if bits not in PACKED_BITS:
         raise InputError(

@@ -18,12 +18,12 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
     Parameters
     ----------
     where
-        Where the levels of a range lie.
+        Position of the levels in a range.
 
     Returns
     -------
     scale, zero
-        Distance of two levels, and what code 0 stands for, in fp16.
+        Distance between levels, and value of code 0, in fp16; shaped as ``low``.
 
     References
     ----------
@@ -46,12 +46,12 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
 
 
 def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
-    """Encode numbers at given levels; a range without width has code 0.
+    """Encode values at given levels; all codes of a range without width are 0.
 
     Parameters
     ----------
     scale, zero
-        Levels as ``levels`` gives them, of shapes that broadcast to the numbers.
+        Scales and zero points as ``levels`` returns them, of shapes that broadcast to the values.
     """
     step = scale.float()
     steps = numbers.float() - zero.float()
@@ -60,21 +60,21 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
 
 
 def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Tensor:
-    """Encode what the upper four bits of numbers miss, in sixteenths of their scale, plus 8.
+    """Encode the error of 4-bit codes with four further bits, in sixteenths of the scale, plus 8.
 
     Parameters
     ----------
     numbers
-        With groups along a dimension of their own, as ``grouped`` gives them.
+        Values with a separate dimension for groups, as ``grouped`` returns them.
     scale, zero
-        Of each group, broadcast against the numbers.
+        Scale and zero point of each group, of shapes that broadcast to the values.
     upper
-        Codes of the upper four bits, uint8, shaped as the numbers.
+        Codes of the upper four bits, uint8, shaped as the values.
 
     Returns
     -------
     Tensor
-        Codes 0 to 15, uint8.
+        Codes 0 to 15, uint8, shaped as the values.
 
     References
     ----------
@@ -88,12 +88,12 @@ def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Ten
 
 
 def round_half_up(steps: Tensor) -> Tensor:
-    """Round to the nearest whole number, halves up.
+    """Round to the nearest integer, halves up. (any shape)
 
     Parameters
     ----------
     steps
-        Numbers of any shape.
+        Values, (...,).
     """
     return torch.floor(steps + 0.5)
 
@@ -116,14 +116,14 @@ def quantise(
         ``channel`` for keys, whose groups are ``group`` tokens of one channel; ``token`` for
         values, whose groups are ``group`` channels of one token.
     where
-        Where the levels lie; ``centres`` is SpeCache's one bit.
+        Position of the levels; ``centres`` is used by SpeCache at one bit.
     hierarchical
-        Keep QuantSpec's four lower bits beside the upper ones.
+        Whether to store QuantSpec's four lower bits too.
 
     Raises
     ------
     InputError
-        Where groups do not divide the tokens or channels.
+        If groups do not divide the tokens or channels.
     """
     if numbers.is_cuda and where != "grid":
         from kvsim.validate.kernels.rows_triton import quantise as fused

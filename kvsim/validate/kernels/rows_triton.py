@@ -33,12 +33,12 @@ def copy_rows(
 def gather(
     k_home: Tensor, v_home: Tensor, index: Tensor, k_out: Tensor, v_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As ``gather.gather``: one launch that reads host memory row by row.
+    """Gather rows of keys and values from host memory by one kernel; see ``gather.gather``.
 
     Raises
     ------
     InputError
-        Where host memory is not pinned, or rows have gaps.
+        If host memory is not pinned, or rows are not contiguous.
     """
     if k_out.is_cuda and not (k_home.is_pinned() and v_home.is_pinned()):
         raise InputError("gather: host keys and values are pageable; allocate them pinned")
@@ -65,7 +65,7 @@ def quantise_block(
     HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BY_TOKEN: tl.constexpr,
     CENTRES: tl.constexpr, HIERARCHICAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Codes, scales and zero points of one group of every row, or of every column, of a block."""
+    """Write codes, scales and zero points of one group of rows or columns of a block."""
     per_byte: tl.constexpr = 8 // BITS
     top: tl.constexpr = (1 << BITS) - 1
     head = tl.program_id(0).to(tl.int64)
@@ -132,7 +132,7 @@ def quantise(
     where: Levels = "ends",
     hierarchical: bool = False,
 ) -> Store:
-    """As ``quantise.quantise``, in one launch; levels at ends or centres."""
+    """Quantise by one kernel, with levels at ends or centres; see ``quantise.quantise``."""
     numbers = numbers.contiguous()
     grouped(numbers, group, by)  # refuses groups that do not divide
     batch, heads, tokens, head_dim = numbers.shape
@@ -166,9 +166,10 @@ def select(
     logits, mean, index, eligible, tokens, wanted, kv_heads,
     PER_KV: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Top-k of one KV head: the k-th largest share by bisection, then all above it in order.
+    """Select the top k tokens of one KV head: those above the k-th largest share, in order.
 
-    Shares are not negative, so their bit patterns are ordered as they are.
+    The k-th share is found by bisection of bit patterns, which are ordered like the non-negative
+    shares.
     """
     group = tl.program_id(0).to(tl.int64)
     barred = tl.load(eligible + tl.program_id(0) // kv_heads)
@@ -230,7 +231,7 @@ def select(
 
 
 def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """As ``topk.softmax_top_k``; a program per sequence and KV head."""
+    """Choose tokens by one kernel, (batch, KV heads, count); see ``topk.softmax_top_k``."""
     batch, heads, tokens = logits.shape
     count = min(count, tokens)
     index = torch.full((batch, kv_heads, count), -1, dtype=torch.int32, device=logits.device)

@@ -40,12 +40,12 @@ class Store:
 
     @property
     def rows(self) -> int:
-        """Rows there is room for."""
+        """Number of allocated rows."""
         return self.codes.shape[2]
 
     @property
     def narrow(self) -> Tensor | None:
-        """Rows as numbers of a narrow format that a GPU converts by itself, if they are that."""
+        """Rows in FP8, which GPUs convert; else None. (batch, KV heads, rows, dim)"""
         return None
 
     @property
@@ -55,7 +55,7 @@ class Store:
         return sum(_bytes(t) for t in tensors if isinstance(t, Tensor))
 
     def upper_only(self) -> Self:
-        """The same rows without their residual: what a draft reads."""
+        """The same rows without their residual, as drafts read them."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**kept | {"lower": None})
 
@@ -65,19 +65,19 @@ class Store:
         Parameters
         ----------
         part
-            Of the batch.
+            Range of sequences of the batch.
         """
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         cut = {name: t[part] for name, t in kept.items() if isinstance(t, Tensor)}
         return type(self)(**kept | cut)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Widen rows.
+        """Dequantise a range of rows.
 
         Parameters
         ----------
         start, stop
-            The first row, and the one behind the last.
+            First row, and the one after the last.
 
         Returns
         -------
@@ -141,7 +141,7 @@ KERNEL_BITS = (1, 2, 4, 8)
 
 @frozen
 class View:
-    """Keys and values of some cached tokens, as attention finds them.
+    """Keys and values of cached tokens, as attention kernels read them.
 
     Token ``n`` of a sequence is row ``n`` of the packed store while ``n`` is below the packed
     count, else row ``n % slots`` of the tail. Keys and values are packed independently. The
@@ -160,7 +160,7 @@ class View:
     index
         Tokens that were fetched, (batch, KV heads, k), int32; below 0 for none.
     k_fetched, v_fetched
-        Their keys and values, (batch, KV heads, k, head dim).
+        Keys and values of the fetched tokens, (batch, KV heads, k, head dim).
     causal
         Whether the last tokens are the queries' own, so that each query sees up to itself.
     most
@@ -182,19 +182,19 @@ class View:
 
     @property
     def narrow(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values that a GPU's own narrow format holds, if that is all there is."""
+        """Keys and values in FP8, if all are. (batch, KV heads, rows, dim) each"""
         if self.k is None or self.v is None or self.k_tail is not None or self.index is not None:
             return None
         keys, values = self.k.narrow, self.v.narrow
         return None if keys is None or values is None else (keys, values)
 
     def fused(self, scored: bool = False) -> bool:
-        """Tell whether a Triton kernel reads it where there is a GPU.
+        """Return whether a Triton kernel can read the view on a GPU.
 
         Parameters
         ----------
         scored
-            Whether scores have to leave the kernel.
+            Whether the kernel has to return scores.
         """
         if self.narrow is not None:
             return not scored
@@ -222,7 +222,7 @@ class PartialAttention:
 
 
 def unpacks(store: Store | None) -> bool:
-    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another.
+    """Whether a kernel can unpack these rows: known widths, and contiguous rows per head.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def score_dtype(queries: Tensor) -> torch.dtype:
 
 
 def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
-    """Give groups a dimension of their own.
+    """Give groups a separate dimension.
 
     Channel groups give (..., groups, group, channels), token groups (..., tokens, groups, group).
 
@@ -264,7 +264,7 @@ def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
     Raises
     ------
     InputError
-        Where groups do not divide tokens or channels.
+        If groups do not divide tokens or channels.
     """
     check_group_size(numbers, group, by)
     dim = -2 if by == "channel" else -1
@@ -274,7 +274,7 @@ def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
 
 
 def check_group_size(numbers: Tensor, group: int, by: By) -> None:
-    """Refuse groups that do not divide tokens or channels.
+    """Check that groups divide tokens or channels.
 
     Parameters
     ----------

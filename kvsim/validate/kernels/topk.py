@@ -7,17 +7,21 @@ from kvsim.techniques.steps import RANKED_ALONE
 
 
 def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """The k tokens with the largest mean attention of each KV head's queries.
+    """Choose, per KV head, the tokens with the largest attention averaged over its query heads.
 
     Parameters
     ----------
-    logits : (batch, heads, tokens); -inf where a token is not seen.
-    eligible : (batch,), int32: the first tokens, of which the k are chosen.
+    logits : logits of one query per head, (batch, heads, tokens); -inf if a token is not seen.
+    kv_heads : number of KV heads.
+    count : number of tokens to choose, k.
+    eligible : number of first tokens of each sequence to choose from, (batch,), int32.
 
     Returns
     -------
-    Indices (batch, KV heads, min(k, tokens)), int32, followed by -1 where fewer are eligible;
-    ascending but for long contexts on a GPU, whose tokens PyTorch ranks.
+    Tensor
+        Token indices, (batch, KV heads, min(k, tokens)), int32, padded with -1. They are in
+        ascending order, except on a GPU for contexts above ``RANKED_ALONE``, where they are ordered
+        by attention.
     """
     if not logits.is_cuda:
         return softmax_top_k_plainly(logits, kv_heads, count, eligible)
@@ -29,7 +33,7 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
 
 
 def ranked_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """Choose by PyTorch's own kernels, the largest share first."""
+    """Choose tokens with PyTorch's own kernels, the largest share first. (batch, KV heads, k)"""
     best = _ranked(logits, kv_heads, eligible).topk(min(count, logits.shape[-1]), dim=-1)
     return best.indices.masked_fill_(best.values < 0, -1).int()
 
@@ -54,9 +58,9 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
 
 
 def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """Compute what the kernel computes, written down plainly: its oracle.
+    """Compute the same as the kernel with PyTorch's own ops. (batch, KV heads, k)
 
-    Of equal shares the earlier token is taken, and indices are ascending.
+    Of equal shares the earlier token is chosen, and indices are ascending.
     """
     tokens = logits.shape[-1]
     shares = _ranked(logits, kv_heads, eligible)

@@ -24,13 +24,13 @@ class Rope:
     Attributes
     ----------
     dim
-        Numbers of a head, all of which are rotated.
+        Dimension of a head, all of which is rotated.
     theta
         Base of the frequencies.
     kind
         Kind of stretching: "default" (none), "linear", "llama3" or "yarn".
     factor
-        Stretched over trained length.
+        Ratio of the stretched to the trained length.
     low, high
         ``low_freq_factor`` and ``high_freq_factor`` of llama3; ``beta_slow`` and ``beta_fast`` of
         yarn.
@@ -55,7 +55,7 @@ class Rope:
     scale: float = 1.0
 
     def frequencies(self) -> Tensor:
-        """Compute the angle per position of every pair of numbers.
+        """Compute the angle per position of every pair of channels.
 
         Returns
         -------
@@ -128,9 +128,9 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
     Parameters
     ----------
     dim
-        Numbers of a head.
+        Dimension of a head.
     max_context
-        Positions that the model supports; default of the positions it was trained on. [tokens]
+        Positions that the model supports, the default number of trained positions. [tokens]
     where
         Name of the configuration in error messages.
 
@@ -188,7 +188,7 @@ POSITION_OFFSET = 2  # OPT leaves the first rows of its table of positions unuse
 
 @frozen
 class Architecture:
-    """A model with the numbers that its arithmetic needs.
+    """A model with the constants that its computation needs.
 
     Attributes
     ----------

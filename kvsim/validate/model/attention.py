@@ -20,7 +20,7 @@ from kvsim.validate.kernels.blockwise import products, ranges, weighted
 
 @frozen
 class Pass:
-    """One forward pass over some sequences, or over a chunk of their prompts, as layers see it.
+    """One forward pass over some sequences, or over a chunk of their prompts.
 
     A sequence's cached tokens are in slots 0, 1, ... and its new tokens follow. Prompts shorter
     than the longest one are padded with tokens that no query sees later.
@@ -28,7 +28,7 @@ class Pass:
     Attributes
     ----------
     rows
-        Which sequences of the batch.
+        Range of sequences of the batch.
     starts
         Cached tokens of each of these sequences before the pass. [tokens]
     new
@@ -53,7 +53,7 @@ class Pass:
 
     @property
     def uniform(self) -> bool:
-        """Whether the host knows one slot for the new tokens that holds for all sequences."""
+        """Whether the new tokens of all sequences have the same slot, known to the host."""
         return not self.fixed and min(self.starts) == max(self.starts)
 
     @property

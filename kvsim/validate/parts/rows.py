@@ -336,7 +336,13 @@ class PerTokenCache(KvStore):
                 column.fill(record, numbers[:, :, :most])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first tokens, if they are not packed."""
+        """Return keys and values of the first tokens, if they are not packed.
+
+        Returns
+        -------
+        tuple of Tensor
+            (sequences, KV heads, tokens, dim) each.
+        """
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
@@ -346,7 +352,13 @@ class PerTokenCache(KvStore):
                 column.write(record, numbers, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them."""
+        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         with self.counter.op("attn") as record:
             if self.plain:
                 keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))
@@ -357,7 +369,13 @@ class PerTokenCache(KvStore):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Returns
+        -------
+        tuple of Tensor
+            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
+        """
         with self.counter.op("attn") as record:
             if not self.plain:
                 view = self._view(span)

@@ -469,6 +469,11 @@ class KvStore(ABC):
         ----------
         tokens
             Number of tokens. [tokens]
+
+        Returns
+        -------
+        tuple of Tensor
+            (sequences, KV heads, tokens, dim) each.
         """
         raise NotImplementedError
 

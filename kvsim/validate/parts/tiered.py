@@ -202,7 +202,13 @@ class TieredStore(KvStore):
         self.ends = tuple(self.groups[0][0].counts(counts))
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Join keys and values of the prompt's first tokens from all rows."""
+        """Join keys and values of the prompt's first tokens from all rows.
+
+        Returns
+        -------
+        tuple of Tensor
+            (sequences, KV heads, tokens, dim) each.
+        """
         parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
         shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
         keys, values = (torch.cat(side).view(shape) for side in parts)
@@ -285,7 +291,13 @@ class CpuStore(KvStore):
                 record.writes(kept[:, :, : self.held])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the GPU buffers of the prompt's first tokens."""
+        """Return the GPU buffers of the prompt's first tokens.
+
+        Returns
+        -------
+        tuple of Tensor
+            (sequences, KV heads, tokens, dim) each.
+        """
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
 
@@ -302,7 +314,13 @@ class CpuStore(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend on the GPU while prompts are read, and on the CPU afterwards."""
+        """Attend on the GPU while prompts are read, and on the CPU afterwards.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if self.buffers:
             with self.counter.op("attn") as record:
                 keys, values = (buffer[:, :, : span.longest] for buffer in self.buffers)

@@ -90,6 +90,11 @@ class NotingMass(All):
 
         Recorded is the share of the 1, 2, 4, ... tokens with the largest weights, up to half the
         prompt.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
         """
         out = super().attend(queries, keys, values, step)
         if step.kind == "decode":
@@ -113,7 +118,13 @@ class NotingPairs(Pairs):
         self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Record the share of top tokens, and of their attention, that was fetched; attend."""
+        """Record the share of top tokens, and of their attention, that was fetched; attend.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if self.guesses and self.chosen and step.kind == "decode":
             self.host.stored.wait()
             before = step.starts[0]
@@ -147,7 +158,13 @@ class NotingZipcache(Zipcache):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attend in full, and record every query until the prompt is complete."""
+        """Attend in full, and record every query until the prompt is complete.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         self._queries.append(queries)
         return super().attend_prompt(queries, keys, values, step, seen)
 

@@ -76,7 +76,13 @@ class AdaKv(Snapkv):
         self.kv.fill(kept[0], kept[1], counts, "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of all KV heads; each query attends to its own head's tokens."""
+        """Store the new tokens of all KV heads; each query attends to its own head's tokens.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if not self.uneven:
             return super().attend(queries, keys, values, step)
         span, many = self.slot_range(step), self.heads

@@ -31,7 +31,7 @@ TOTAL, LEAST = 12, 16  # bits of the sum of a table, and of the smallest state
 
 
 def quantised(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
-    """Quantise the prompt's keys or values to integer symbols around zero.
+    """Quantise the prompts' keys or values to integer symbols around zero, relative to anchors.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ def _rounded(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
 class Coder:
     """Entropy coder (rANS) of one layer's keys or values, with a frequency table per channel.
 
-    A table holds how often its channel takes each symbol, which is a quantised number. Anchor
-    tokens and the differences of other tokens to them have tables of their own.
+    A table holds the frequency of each symbol (quantised value) in its channel. Anchor tokens and
+    the differences of other tokens from them have separate tables.
 
     Parameters
     ----------
-    channels : numbers per token, KV heads x head dim.
+    channels : elements per token: KV heads times head dimension.
     symbols : number of different symbols of a difference; anchors have ``ANCHORS``.
-    device : where the tables are.
+    device : device of the tables.
     """
 
     def __init__(self, channels: int, symbols: int, device: torch.device) -> None:
@@ -189,7 +189,7 @@ class Coder:
 
 
 class Cachegen(CachePlacement):
-    """Streams of the layers of one third, made when every layer has read the prompt."""
+    """Placement of the layers of one third, whose prompts are encoded as streams after prefill."""
 
     replays = True
 

@@ -17,7 +17,7 @@ SAME = 0.02  # by which keys of one text may differ, of the largest: rounding
 
 
 class Cascade(LayerCache):
-    """Keep a prefix that all sequences share once, and each sequence's other tokens in ``kv``.
+    """Cache that stores a prefix shared by all sequences once, and their other tokens in ``kv``.
 
     References
     ----------
@@ -46,7 +46,7 @@ class Cascade(LayerCache):
 
     @property
     def slots(self) -> int:
-        """Slots per sequence, which need no room for the shared prefix. [tokens]"""
+        """Slots per sequence, which exclude the shared prefix. [tokens]"""
         return self.capacity - self.shared
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
@@ -71,7 +71,13 @@ class Cascade(LayerCache):
         self.kv.fill(own[0], own[1], [n - self.shared for n in self.lengths], "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the prefix once for all sequences, to each one's own tokens, and merge both."""
+        """Attend to the prefix once for all sequences, to each one's own tokens, and merge both.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         away = [self.shared] * self.batch
         span = SlotRange.after_cached(step, away, self.shared)
         self.kv.append(keys, values, span)

@@ -20,9 +20,9 @@ UNREAD = "no token is chosen by the logits that the draft model has after the pr
 
 
 class Draft(SpeculativeDrafter):
-    """A model of the catalogue with random weights.
+    """Drafter with a separate draft model, of random weights.
 
-    The last draft of a round never passed through the draft model. If it was accepted, the next
+    The last draft of a round has not been processed by the draft model. If it is accepted, the next
     round begins with it.
 
     References
@@ -47,7 +47,7 @@ class Draft(SpeculativeDrafter):
         self.layers = DraftLayers(run, load_architecture(part.model))
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Let the draft model read the prompts; its logits are not used."""
+        """Run the draft model over the prompts; its logits are not used."""
         self.run.counter.begin("prefill")
         hidden = self._pass(generation.padded, [0] * generation.batch)
         rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1

@@ -17,7 +17,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Duoattention(RingCache):
-    """The first KV heads retrieve; ``cells`` are those of the others, whose tokens do not move.
+    """Cache whose first KV heads keep all tokens, and whose others keep sinks and a window.
 
     References
     ----------
@@ -39,7 +39,13 @@ class Duoattention(RingCache):
         self.whole = self.run.make_store(replace(place, heads=self.many), self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full with retrieval heads, and to sinks and window with streaming heads."""
+        """Attend in full with retrieval heads, and to sinks and window with streaming heads.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         outs, seen = [], (visible(step, step.length), self.visible_nearby(step))
         for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
             with self.counter.op("attn") as record:
@@ -58,13 +64,25 @@ class Duoattention(RingCache):
                 self.keep(k, v, index.expand(-1, k.shape[1], -1), kv)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store new tokens and attend; in streaming heads they replace the oldest recent ones."""
+        """Store new tokens and attend; in streaming heads they replace the oldest recent ones.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens for both kinds of heads, and attend with each over its own cache."""
+        """Store new tokens for both kinds of heads, and attend with each over its own cache.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         every = SlotRange.after_cached(step)
         if step.fixed:
             every = replace(every, room=self.whole.slots)

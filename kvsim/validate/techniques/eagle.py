@@ -7,7 +7,7 @@ SMALL_SETTINGS = ("gamma=2,acceptance=0.5,tokens=100",)  # acceptance is counted
 
 
 class Eagle(DraftHeads):
-    """Chains of drafts over a part of the vocabulary.
+    """Drafter with an EAGLE-3 head, which drafts chains from a part of the vocabulary.
 
     References
     ----------
@@ -17,7 +17,7 @@ class Eagle(DraftHeads):
     own_head = True
 
     def vocabulary(self, vocab: int) -> int:
-        """Return how many tokens drafts choose among: the first, taken to be most frequent."""
+        """Return how many tokens drafts choose among: the first ones, assumed most frequent."""
         assert isinstance(self.part, Settings)
         return min(self.part.tokens, vocab)
 

@@ -16,7 +16,7 @@ LEAST = 0.02  # weight that every token has, so that its value counts
 
 
 class ExpectedAttention(CutCache):
-    """The mean and covariance of queries before positions, turned to the mean of those to come.
+    """Cache that scores tokens by the queries' mean and covariance, rotated to future positions.
 
     References
     ----------
@@ -34,6 +34,11 @@ class ExpectedAttention(CutCache):
 
         The sums are taken only if the prompt is longer than the budget, and leave out padding and
         the first ``SINKS`` tokens.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         if self.prompt > self.budget:
             with self.counter.op("query_spread") as record:
@@ -52,6 +57,11 @@ class ExpectedAttention(CutCache):
         """Score each token by its expected attention weight times the norm of its value.
 
         The first ``SINKS`` tokens are always kept.
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, tokens).
         """
         dim, many = keys.shape[-1], (self._on_device - SINKS)[:, None, None]
         mean = self._sum / many

@@ -31,7 +31,7 @@ LEAST = 1e-20  # of a sum that is divided by
 
 
 class Flexprefill(SparseBlocksCache):
-    """Every query head has a pattern and blocks of its own; decoding reads every token."""
+    """Cache in which each query head chooses its blocks of the prompt; decoding is dense."""
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
@@ -41,7 +41,8 @@ class Flexprefill(SparseBlocksCache):
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
         """Score blocks by pooled queries and keys, or by columns and diagonals of the last queries.
 
-        Pooling is used for heads in which it predicts the last queries' attention well enough.
+        Pooled scores are used for heads in which they predict the last queries' attention well.
+        (sequences, heads, blocks of queries, blocks of keys)
         """
         with self.counter.op("last_block") as record:
             asked, asking, there = self.last_queries(queries, step, min(self.block, step.new))

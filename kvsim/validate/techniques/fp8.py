@@ -13,7 +13,7 @@ CONVERTS_FP8 = (8, 9)  # GPUs of this compute capability and above
 
 
 class Fp8(PerTokenCache):
-    """Four bits of exponent and three of mantissa.
+    """Storage in FP8 with four bits of exponent and three of mantissa (E4M3).
 
     References
     ----------
@@ -28,19 +28,19 @@ class Fp8(PerTokenCache):
 
 
 class Narrow(Codec):
-    """Numbers rounded to eight bits, and clamped to what these can be."""
+    """Codec of 8-bit floating-point values, clamped to their range."""
 
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Return the size and number format of the only part, which has a byte per number."""
+        """Return width and number format of the only part, which has one byte per element."""
         return [(dim, torch.uint8)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Round numbers, and see them as bytes."""
+        """Round values to 8 bits, and view them as bytes. (sequences, KV heads, tokens, dim)"""
         most = torch.finfo(FP8_DTYPE).max
         return [numbers.clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange the bytes as rows of FP8 numbers, which kernels convert on a GPU that can."""
+        """Arrange the bytes as rows of FP8 values, which GPU kernels convert directly."""
         return _Fp8Rows.from_parts(
             parts, 8, lambda parts: parts[0].contiguous().view(FP8_DTYPE).float()
         )

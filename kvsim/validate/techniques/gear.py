@@ -24,9 +24,10 @@ ITERATION_SEED = 2403  # of the vectors that iterations begin with
 
 
 class Gear(PackedStore):
-    """Keys and values in blocks of a residual; the prompt is one block.
+    """Storage in packed blocks of ``residual`` tokens with low-rank corrections; the prompt is one
+    block.
 
-    Scores are corrected before the softmax and outputs behind it, by two thin products each.
+    Scores are corrected before the softmax and outputs after it, by two thin products each.
 
     References
     ----------
@@ -88,13 +89,25 @@ class Gear(PackedStore):
             self._correct(some, number, start, *block)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the packed cache, with scores and outputs corrected by the low-rank factors."""
+        """Attend to the packed cache, with scores and outputs corrected by the low-rank factors.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         return self._weigh(queries, span)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the corrected attention weights too."""
+        """Attend as :meth:`attend`, and return the corrected attention weights too.
+
+        Returns
+        -------
+        tuple of Tensor
+            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
+        """
         return self._weigh(queries, span)
 
     def tensors(self) -> dict[str, list[Tensor]]:

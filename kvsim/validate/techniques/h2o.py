@@ -17,10 +17,10 @@ SMALL_SETTINGS = ("heavy={quarter},recent={quarter}",)
 
 
 class H2o(RingCache):
-    """Slots of heavy hitters and a ring of recent tokens, chosen by every KV head for itself.
+    """Cache with slots for heavy hitters and a ring of recent tokens, chosen per KV head.
 
-    When a token comes in, the one that leaves the ring takes the place of the heavy hitter with
-    the lowest sum, if its own is higher. Sums are kept per query head; those of a group are added.
+    The token that leaves the ring replaces the heavy hitter with the lowest summed attention, if
+    its own sum is higher. Sums are kept per query head and added over the heads of a group.
 
     References
     ----------
@@ -44,6 +44,11 @@ class H2o(RingCache):
         """Write a chunk to its slots and attend, summing attention weights if any token is evicted.
 
         Without eviction this is the base class's method.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
@@ -53,7 +58,13 @@ class H2o(RingCache):
         return self._attend(queries, k, v, self.sums, step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and add the attention weights of each token to its sum."""
+        """Attend in full, and add the attention weights of each token to its sum.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         if not self.ranked:
             return super().attend_prompt(queries, keys, values, step)
         if self._prompt_sums is None:
@@ -84,7 +95,13 @@ class H2o(RingCache):
         self.sums.copy_(sums.gather(2, per_head))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Evict a token if the cache is full, store the new one, attend, and update the sums."""
+        """Evict a token if the cache is full, store the new one, attend, and update the sums.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if not self.ranked:
             return super().attend(queries, keys, values, step)
         span = self.slot_range(step)

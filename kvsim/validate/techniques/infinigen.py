@@ -36,7 +36,7 @@ SMALL_SETTINGS = ("budget={quarter}",)
 
 
 class Guessed(LayerCache):
-    """One layer: its cache on the host, partial keys and weights on the GPU."""
+    """Cache of one layer on the host, with partial keys and query weights on the GPU."""
 
     direct = False  # the prompt leaves for the host
 
@@ -71,7 +71,13 @@ class Guessed(LayerCache):
         return Fp16(CacheRoom(self.parts.storage, 0, self.counter, *sizes))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and add up the queries' magnitudes, by which channels are chosen."""
+        """Attend in full, and sum the queries' magnitudes, by which channels are chosen.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         there = (step.positions < self._on_device[step.rows, None])[:, None, :, None]
         with self.counter.op("partial_keys") as record:
             weighs = (queries * there).abs().sum((0, 2), dtype=torch.float32)
@@ -107,7 +113,7 @@ class Guessed(LayerCache):
         return list(self.host.leaving)
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
-        """Rank the cached tokens by the input of the layer before, and fetch the best."""
+        """Rank the cached tokens by the previous layer's input, and fetch the best."""
         m, before = self.model, max(step.starts)
         norm = self.run.decoder.weights.layers[self.layer].q_norm
         with self.counter.op("guess_query") as record:
@@ -139,7 +145,13 @@ class Guessed(LayerCache):
         self._fetch(index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the fetched tokens and the new one, and copy the new one to host memory."""
+        """Attend to the fetched tokens and the new one, and copy the new one to host memory.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         with self.counter.op("partial_keys") as record:
             record.reads(keys)
             self._keep_partial(record, keys, step.positions)

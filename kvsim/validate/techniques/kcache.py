@@ -34,7 +34,7 @@ SMALL_SETTINGS = ("n={quarter}",)
 
 
 class Values(LayerCache):
-    """One layer's cache: keys in ``rows.k``, values in ``rows.v``, which may be on the host."""
+    """Cache of one layer: keys in ``rows.k``, values in ``rows.v``, which may be on the host."""
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.settings(TopValues)
@@ -46,7 +46,13 @@ class Values(LayerCache):
             self.differences = {} if self.rows.plain else {"scores": PACKED_AT_ONCE["attn"]}
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the prompt so far; after its last chunk, start copying values to the host."""
+        """Attend to the prompt so far; after its last chunk, start copying values to the host.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         if self.host is None:
             return super().prefill(queries, keys, values, step)
         held = self.rows.k.parts[0], self.host.stage(self)[0]
@@ -75,7 +81,13 @@ class Values(LayerCache):
             self.host.prompt_done()
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Score all keys, fetch the values of the best N, and weigh them."""
+        """Score all keys, fetch the values of the top N tokens, and sum them by weight.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         count, span, rows = min(self.n, step.length), SlotRange.after_cached(step), self.rows
         own = self._append(keys, values, span)
         with self.counter.op("scores" if self.host else "attn") as record:
@@ -172,12 +184,12 @@ class TopHostValues(HostValues):
         self.room.append(torch.zeros(shape, dtype=torch.int32, device=layers[0].device))
 
     def keep(self, index: Tensor) -> Tensor:
-        """Copy the indices of the chosen tokens to a GPU buffer as 32-bit integers."""
+        """Copy the indices of the chosen tokens to a GPU buffer. (batch, KV heads, n), int32"""
         room = self.room[1].view(-1)[: index.numel()].view(index.shape)
         return room.copy_(index)
 
     def fetch_best(self, layer: Values, index: Tensor, length: int) -> list[Tensor]:
-        """Fetch the values of chosen tokens; all of them where no fewer are chosen.
+        """Fetch the values of chosen tokens, or of all tokens if all are chosen.
 
         Parameters
         ----------

@@ -9,7 +9,7 @@ SMALL_SETTINGS = ("budget={half}",)
 
 
 class Keydiff(CutCache):
-    """Minus the cosine between a key and the mean of all keys' directions.
+    """Cache that scores each key by minus its cosine with the mean direction of all keys.
 
     References
     ----------
@@ -17,7 +17,13 @@ class Keydiff(CutCache):
     """
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Score each key by the negative cosine to the mean direction of its head's keys."""
+        """Score each key by the negative cosine to the mean direction of its head's keys.
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, tokens).
+        """
         with self.counter.op("score") as record:
             directions = F.normalize(keys.float(), dim=-1)
             own = there[:, None, :, None]

@@ -15,10 +15,10 @@ SMALL_SETTINGS = ("group={group},residual={group}",)
 
 
 class Kivi(PackedStore):
-    """Asymmetric groups with a residual that rolls over.
+    """Storage with asymmetric groups, and a residual of recent tokens in full precision.
 
-    A new token joins the residual, full blocks of keys and surplus values are packed, and then it
-    attends.
+    A new token is added to the residual and full blocks of keys and surplus values are packed
+    before attention.
 
     References
     ----------
@@ -37,7 +37,7 @@ class Kivi(PackedStore):
         super().__init__(room, part.residual, int(part.bits), part.group)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the number of packed keys and of packed values of each sequence, on the device."""
+        """Return the number of packed keys and of packed values of each sequence. (batch,) each"""
         keys = lengths // self.residual * self.residual
         return keys, (lengths - self.residual).clamp(min=0)
 
@@ -57,7 +57,7 @@ class Kivi(PackedStore):
     def branch(self, ends: list[int]) -> Hashable:
         """Return whether values leave the residual, and whether keys fill it.
 
-        It is None, and the pass is not replayed, if the sequences differ in that.
+        If the sequences differ in that, it is None and the pass is not replayed.
         """
         packs = [n > self.residual for n in ends], [n % self.residual == 0 for n in ends]
         alike = all(all(some) or not any(some) for some in packs)

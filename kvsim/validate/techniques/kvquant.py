@@ -23,9 +23,9 @@ WHOLE_OUTLIERS = (
 
 
 class Kvquant(KvStore):
-    """Levels of normal numbers, with each channel's mean and deviation in the prompt for keys.
+    """Storage with the levels of normal values, scaled by each key channel's mean and deviation.
 
-    No calibration set is at hand that would give other levels. The first token is packed like the
+    Levels are not calibrated, as there is no calibration set. The first token is packed like the
     others.
     """
 
@@ -48,7 +48,7 @@ class Kvquant(KvStore):
         self.channels = torch.zeros(2, self.width, device=room.device)  # a table of the model
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Learn each channel's mean and deviation from the prompts' keys, then pack the prompts."""
+        """Compute each key channel's mean and deviation, then pack the prompts."""
         most = max(counts)
         slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
         rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
@@ -64,6 +64,11 @@ class Kvquant(KvStore):
         """Dequantise all cached keys and values, rotate the keys by their positions, then attend.
 
         Only the packed tensors are counted as read, as if a single kernel did all of it.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
         """
         with self.counter.op("attn") as record:
             keys, values = (self._heads(rows) for rows in self.widen(span.longest))
@@ -111,7 +116,7 @@ class Kvquant(KvStore):
         Parameters
         ----------
         most
-            Slots of each sequence, from the first one on. [tokens]
+            Number of first slots of each sequence. [tokens]
 
         Returns
         -------

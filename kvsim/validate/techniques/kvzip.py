@@ -38,7 +38,7 @@ SMALL_SETTINGS = ("budget={half}",)
 
 
 class Kvzip(CutCache):
-    """The whole prompt's cache until it has been repeated, then what stays of it."""
+    """Cache of the whole prompt until it has been repeated, then of the kept tokens."""
 
     direct = True
 
@@ -62,7 +62,7 @@ class Kvzip(CutCache):
 
     @property
     def slots(self) -> int:
-        """Slots per sequence: of whole prompts until they are cut, then of what stays. [tokens]"""
+        """Slots per sequence: whole prompts before eviction, kept tokens afterwards. [tokens]"""
         return self.capacity if self._whole else super().slots
 
     def slot_range(self, step: Pass) -> SlotRange:
@@ -70,7 +70,7 @@ class Kvzip(CutCache):
         return SlotRange.after_cached(step) if self._whole else super().slot_range(step)
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """Repeat the prompt through all layers to score its tokens, then cut every layer's cache.
+        """Repeat the prompt to score its tokens, then evict tokens in every layer.
 
         The first layer's call does so for all; calls of other layers do nothing.
         """
@@ -111,12 +111,17 @@ class Kvzip(CutCache):
         values: Tensor,
         step: Pass,
     ) -> Tensor:
-        """Attend with the repetition of a chunk, and score the chunk's own tokens by it.
+        """Attend with the repetition of a chunk, and score the chunk's tokens by its attention.
 
         Parameters
         ----------
         first
-            Where in the prompt the chunk begins. [tokens]
+            Position in the prompt at which the chunk begins. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         held = self.kv.prompt(self.prompt)
         tokens, new = torch.arange(self.prompt, device=keys.device), step.new
@@ -151,12 +156,18 @@ class Kvzip(CutCache):
         return out
 
     def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Return the scores that repeating the prompt has found, and release them."""
+        """Return the scores that repeating the prompt has found, and release them.
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, tokens).
+        """
         found, self._scores = self._scores, torch.zeros(0)
         return found
 
     def resident(self) -> Resident:
-        """Return the layer's tensors; before the cut, slots that it will drop are apart."""
+        """Return the layer's tensors; slots to be freed by eviction are listed separately."""
         found = super().resident()
         if self._whole:
             kept, rows = super().slots, found["gpu"].pop("kv")

@@ -30,7 +30,7 @@ SMALL_SETTINGS = ("budget={half},gamma=2",)
 
 
 class Magicdec(SelfDrafter):
-    """Drafts over small caches."""
+    """Drafter that drafts with the model's layers over small draft caches."""
 
     def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)
@@ -54,7 +54,7 @@ class Magicdec(SelfDrafter):
         self.caches = {context.visit: kind(context) for context in contexts}
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Show a chunk's queries to the layer's draft cache, which may choose tokens by them."""
+        """Pass a chunk's queries to the layer's draft cache, which may choose tokens by them."""
         self.caches[visit].observe(queries, step)
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
@@ -69,7 +69,13 @@ class Magicdec(SelfDrafter):
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Attend to the layer's draft cache instead of the full one."""
+        """Attend to the layer's draft cache instead of the full one.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         return self.caches[visit].attend(queries, keys, values, step)
 
     def resident(self) -> Resident:
@@ -79,9 +85,9 @@ class Magicdec(SelfDrafter):
 
 
 class DraftRing(RingCache):
-    """A ring with as many idle slots as a round has drafts; keys keep their positions.
+    """Draft cache of sinks and a ring, which has one idle slot per draft of a round.
 
-    What a rejected draft has overwritten was older than the window.
+    Rejected drafts have only overwritten tokens older than the window.
     """
 
     sink = SINK
@@ -101,7 +107,7 @@ class DraftRing(RingCache):
         self.keep(keys, values, index[:, None].expand(-1, keys.shape[1], -1))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the drafted token, and attend to sinks and window."""
+        """Store the drafted token, and attend to sinks and window. (sequences, heads, new, dim)"""
         span, now = self.slot_range(step), step.positions[:, -1:]
         self.kv.append(keys, values, span)
         held = self.ring(now[:, 0] + 1)[:, : span.longest]

@@ -34,7 +34,7 @@ ORDERED = "rows are in the order of their weight even where all tokens have one 
 
 
 class Precision:
-    """Tokens of one layer at one precision, in rows of their own."""
+    """Rows of the tokens of one layer that are stored at one precision."""
 
     def __init__(self, bits: float, group: int, room: CacheRoom, rows: int) -> None:
         made = codec(bits, group)
@@ -46,10 +46,10 @@ class Precision:
 
 
 class Mikv(KvStore):
-    """Two precisions by the attention that tokens were given, head by head.
+    """Storage at two precisions, chosen per head by the attention that tokens have received.
 
-    A new token comes in at high precision. Where the share of such tokens would grow too large,
-    the one that was given least is pushed down to low precision.
+    A new token is stored at high precision. If the share of such tokens would grow too large, the
+    one with the least attention is moved to low precision.
 
     References
     ----------
@@ -82,7 +82,7 @@ class Mikv(KvStore):
         self._widest = room.zeros(0)  # largest numbers of the queries' channels
 
     def high_count(self, tokens: int) -> int:
-        """Return how many of some tokens are kept at high precision. [tokens]
+        """Return the number of tokens that are stored at high precision. [tokens]
 
         Parameters
         ----------
@@ -97,6 +97,11 @@ class Mikv(KvStore):
         """Attend in full, sum each token's attention weights, and note the largest queries.
 
         The largest magnitude of the queries in each channel sets the channel's balancer.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
         """
         batch, heads, _, dim = queries.shape
         if step.begins_prompt:
@@ -141,8 +146,8 @@ class Mikv(KvStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Store a new token at high precision, if any token of its sequence is.
 
-        Where the number of high-precision tokens may not grow, the one with the smallest summed
-        attention weight moves to low precision and makes room.
+        If the number of high-precision tokens may not grow, the one with the smallest summed
+        attention weight is moved to low precision.
         """
         before = [end - 1 for end in span.ends]
         now = [self.high_count(end) for end in span.ends]
@@ -171,7 +176,13 @@ class Mikv(KvStore):
                 _write([pool.tokens[..., None]], chosen, rows, [token.int()[..., None]])
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to both precisions with balanced queries, and update the summed weights."""
+        """Attend to both precisions with balanced queries, and update the summed weights.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         batch, _, new, dim = queries.shape
         with self.counter.op("balance") as record:
             grouped = queries.view(batch, self.room.heads, -1, new, dim)

@@ -30,7 +30,7 @@ SMALL_SETTINGS = ("vertical=4,slash=8,window=4",)
 
 
 class Minference(SparsePromptCache):
-    """Columns and diagonals by the attention of a chunk's last queries."""
+    """Cache whose prefill attends to columns and diagonals chosen by a chunk's last queries."""
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
@@ -38,7 +38,13 @@ class Minference(SparsePromptCache):
         self.vertical, self.slash, self.window = settings.vertical, settings.slash, settings.window
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the best columns and diagonals (vertical and slash lines) of each head."""
+        """Attend to the best columns and diagonals (vertical and slash lines) of each head.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         columns, diagonals = self._rank(queries, keys, step)
         shared, held = queries.shape[1] // keys.shape[1], keys.shape[2]
         k, v = (numbers.repeat_interleave(shared, 1) for numbers in (keys, values))

@@ -6,7 +6,7 @@ SMALL_SETTINGS = ("gamma=2,acceptance=0.5",)  # acceptance is counted, whatever 
 
 
 class Mtp(DraftHeads):
-    """Drafts from the model's last hidden states.
+    """Drafter with a prediction module on the model's last hidden states.
 
     References
     ----------

@@ -14,9 +14,9 @@ MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
 
 
 class Ngram(SpeculativeDrafter):
-    """Draft the tokens that followed the latest ones where they last stood in the text.
+    """Drafter that copies the tokens that followed an earlier occurrence of the latest tokens.
 
-    If they stand nowhere else, the newest token is drafted again.
+    Without an earlier occurrence, the newest token is drafted again.
 
     References
     ----------
@@ -24,7 +24,7 @@ class Ngram(SpeculativeDrafter):
     """
 
     def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
-        """Search each sequence's text on the host for drafts."""
+        """Search each sequence's text on the host for drafts. (batch,) each"""
         written = generation.tokens.tolist()
         texts = [
             np.array([*prompt, *own[:done]], np.int64)
@@ -35,7 +35,7 @@ class Ngram(SpeculativeDrafter):
 
 
 def continued(text: NDArray[np.int64], count: int) -> list[int]:
-    """Return so many tokens that may follow a text."""
+    """Return the drafts for a text: tokens that followed its last ones earlier."""
     for many in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
         alike = (sliding_window_view(text[:-1], many) == text[-many:]).all(1)
         if alike.any():

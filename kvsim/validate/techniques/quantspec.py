@@ -48,7 +48,7 @@ BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the
 
 
 class Quantspec(SelfDrafter):
-    """Drafts by the model itself, with narrower weights and the upper halves of its own cache."""
+    """Drafter that uses the model with 4-bit MLPs and the upper halves of its packed cache."""
 
     def ready(self) -> None:
         """Let drafts read only the upper halves of packed numbers, if ``reads`` is ``upper``."""
@@ -57,7 +57,7 @@ class Quantspec(SelfDrafter):
                 layer.kv.drafts_read_upper = True
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Run one draft pass (line 7) and return its logits.
+        """Run one draft pass (line 7) and return its logits, (batch, 1, vocabulary).
 
         The drafter's ``weights`` have MLPs of 4 bits, and ``Hierarchical.attend`` reads C_U.
         """
@@ -65,11 +65,11 @@ class Quantspec(SelfDrafter):
 
 
 class Hierarchical(PackedStore):
-    """Keys and values in two halves of 4 bits, behind two full-precision buffers of G tokens.
+    """Storage in two halves of 4 bits, with two full-precision buffers of G recent tokens.
 
     Both buffers are one ring of 2 G tokens, so that C_F2 becomes C_F1 without a copy. A round adds
-    no more tokens than the ring has room for, and nothing is packed before it ends. So what a token
-    attends to does not depend on where rounds begin.
+    no more tokens than fit in the ring, and nothing is packed before it ends. What a token attends
+    to therefore does not depend on where rounds begin.
     """
 
     buffers_drafts = True
@@ -88,20 +88,20 @@ class Hierarchical(PackedStore):
         self.drafts_read_upper = False
 
     def packed_keys(self, tokens: int) -> int:
-        """Return how many of so many tokens have packed keys. [tokens]
+        """Return the number of packed keys in a sequence of some tokens. [tokens]
 
         These are all whole blocks of G tokens but the latest, C_F1.
         """
         return max(tokens // self.half - 1, 0) * self.half
 
     def packed_values(self, tokens: int) -> int:
-        """Return how many of so many tokens have packed values: as many as keys. [tokens]"""
+        """Return the number of packed values, which equals that of packed keys. [tokens]"""
         return self.packed_keys(tokens)
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """Return each sequence's tokens before the pass, by which it is known what is packed.
+        """Return each sequence's tokens before the pass, which determine what is packed. [tokens]
 
-        Nothing is packed until the round is over. [tokens]
+        Nothing is packed until the round is over.
         """
         return tuple(end - span.new for end in span.ends)
 
@@ -110,12 +110,18 @@ class Hierarchical(PackedStore):
         self.add(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to C_U in a draft, to C_U and C_L in verification, and to both buffers."""
+        """Attend to C_U in a draft, to C_U and C_L in verification, and to both buffers.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         upper = span.draft and self.drafts_read_upper
         return self._attend_packed(queries, span, upper=upper).out.to(queries.dtype)
 
     def room_left(self, tokens: int) -> int:
-        """Return how many tokens C_F2 has room for until C_F1 has to be packed. [tokens]"""
+        """Return how many tokens fit in C_F2 before C_F1 has to be packed. [tokens]"""
         return 2 * self.half - (tokens - self.packed_keys(tokens))
 
     def commit(self, before: list[int], after: list[int]) -> None:

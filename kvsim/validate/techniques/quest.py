@@ -17,10 +17,10 @@ SMALL_SETTINGS = ("budget={pages},page=4,dense=1",)  # all of the first layer
 
 
 class Quest(LayerCache):
-    """Every KV head attends to its best pages, of which the newest is always one.
+    """Cache in which each KV head attends to its best pages, including the newest.
 
-    A page's least and greatest key bound the product of any of its keys with a query. Query heads
-    that share a KV head go by the greatest bound that one of them gives a page.
+    The minimum and maximum of a page's keys, per channel, bound their product with a query. For
+    query heads that share a KV head, the largest bound counts.
 
     References
     ----------
@@ -45,7 +45,13 @@ class Quest(LayerCache):
         self.most = max(int(settings.budget) // self.page, 1)  # pages that a KV head reads
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk to its slots and attend; summarise the keys' pages after the last chunk."""
+        """Write a chunk to its slots and attend; summarise the keys' pages after the last chunk.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         out = super().prefill(queries, keys, values, step)
         if step.length == self.prompt and step.rows.stop == self.batch:
             self._summarise(self.rows.k.parts[0][:, :, : self.prompt])
@@ -57,7 +63,13 @@ class Quest(LayerCache):
         super().store_prompt(keys, values)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new token, rank the pages, attend to the best of them."""
+        """Store the new token, rank the pages, attend to the best of them.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         span = SlotRange.after_cached(step)
         if step.fixed:  # pages that are not there yet are ranked behind all others
             span = replace(span, room=self.kv.slots)
@@ -77,7 +89,7 @@ class Quest(LayerCache):
         return out
 
     def buffers(self) -> Resident:
-        """Return each page's bounds: the smallest and the largest key number of every channel."""
+        """Return each page's bounds: the smallest and the largest key value of every channel."""
         return {"gpu": {"page bounds": [self.low, self.high]}}
 
     def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:

@@ -18,7 +18,7 @@ POOL = 7  # neighbouring tokens of which the greatest weight counts
 
 
 class RKv(EvictingCache):
-    """A token counts its attention less how like its key is to others, the latest such left out.
+    """Cache that scores tokens by their attention minus the similarity of their keys to others.
 
     References
     ----------
@@ -43,23 +43,35 @@ class RKv(EvictingCache):
 
     @property
     def slots(self) -> int:
-        """Slots per sequence: what a cut leaves, and what comes until the next one. [tokens]"""
+        """Slots per sequence: kept tokens, and those added until the next eviction. [tokens]"""
         return min(self.kept + self.buffer, self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and record the prompts' last queries for the first cut."""
+        """Attend in full, and record the prompts' last queries for the first eviction.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store the tokens of each prompt that the first cut leaves."""
+        """Store the tokens of each prompt that remain after the first eviction."""
         asking, ends = self.last.positions, self._on_device
         index = self._choose(self.last.take(), asking, keys, ends)
         first = torch.arange(self.kept, device=keys.device)
         self.keep(keys, values, torch.where((ends > self.kept)[:, None, None], index, first))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new token, attend, and evict tokens when the cache is full."""
+        """Store the new token, attend, and evict tokens when the cache is full.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         held = self.stored_tokens(list(step.starts))
         slots = torch.tensor(held, device=queries.device)[:, None]
         alike = held[0] if min(held) == max(held) else None
@@ -85,7 +97,7 @@ class RKv(EvictingCache):
                 column.move(record, torch.where(full, index, first), first)
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Return how many tokens of each sequence its cuts have left. [tokens]"""
+        """Return the number of tokens of each sequence that remain after evictions. [tokens]"""
         made = [
             min(prompt, self.kept) + n - prompt
             for n, prompt in zip(tokens, self.lengths, strict=True)
@@ -93,7 +105,7 @@ class RKv(EvictingCache):
         return [n if n < self.kept else self.kept + (n - self.kept) % self.buffer for n in made]
 
     def buffers(self) -> Resident:
-        """Return the latest queries, by whose attention the next cut ranks tokens."""
+        """Return the latest queries, by whose attention the next eviction ranks tokens."""
         return {"gpu": {"latest queries": [self.latest]}}
 
     def _choose(self, queries: Tensor, asking: Tensor, keys: Tensor, ends: Tensor) -> Tensor:

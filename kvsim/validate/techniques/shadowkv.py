@@ -33,10 +33,10 @@ SMALL_SETTINGS = ("budget={pages},chunk=4,outliers=1,rank=8",)
 
 
 class Lowrank(KvStore):
-    """A row per token and a matrix per sequence, whose product is the keys before positions.
+    """Storage of keys before rotation as a product of a row per token and a matrix per sequence.
 
-    Keys and values of generated tokens stay in full precision on the GPU (``recent``); every value
-    has a home on the host too.
+    Keys and values of generated tokens stay in full precision on the GPU (``recent``); all values
+    are also stored on the host.
 
     References
     ----------
@@ -124,9 +124,11 @@ class Lowrank(KvStore):
 
 
 class Landmarks(LayerCache):
-    """Chosen chunks come from the product of keys and from the host, all other tokens are here.
+    """ShadowKV's layer cache: rebuilds keys of chosen chunks, and fetches their values.
 
-    Chunks that their mean describes worst, and what is generated, are attended to always.
+    Keys are rebuilt from low-rank factors and values fetched from the host. Outlier chunks, which
+    are poorly described by their mean key, and generated tokens stay on the GPU and are always
+    attended to.
     """
 
     def __init__(self, place: LayerContext) -> None:
@@ -168,7 +170,13 @@ class Landmarks(LayerCache):
         return True
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full; after the last chunk, decompose keys and copy values to the host."""
+        """Attend in full; after the last chunk, decompose keys and copy values to the host.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         held = self.reading[0], self.host.stage(self)[0]
         out = self.attend_from(held, queries, keys, values, step)
         if step.ends_prompt(self.prompt, self.batch):
@@ -185,7 +193,13 @@ class Landmarks(LayerCache):
             self.host.prompt_sent(max(layer.most * layer.chunk for layer in every))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Rank the chunks, bring the best, attend to them and to all that stays."""
+        """Rank the chunks, fetch the best, and attend to them and to all tokens on the GPU.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         span = SlotRange.after_cached(step, self.lengths, self._on_device[:, None])
         self.factors.append(keys, values, span)
         self.host.send_new(self, [values], step)

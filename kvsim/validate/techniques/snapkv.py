@@ -32,7 +32,13 @@ class Snapkv(CutCache):
         self.last = KeptQueries.of_last(self._on_device, min(self.window, self.prompt))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Compute full causal attention for a chunk, and record the window's queries."""
+        """Compute full causal attention for a chunk, and record the window's queries.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         self.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
@@ -56,6 +62,11 @@ class Snapkv(CutCache):
 
         Attention weights are summed over the window's queries and averaged over ``POOL``
         neighbouring tokens. Tokens of the window itself score infinity, so that they are kept.
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, tokens).
         """
         with self.counter.op("observe") as record:
             weights = self.last.weights(record, keys)

@@ -44,7 +44,7 @@ SMALL_SETTINGS = ("group={group},residual={group},k={quarter}",)
 
 
 class Specache(Drafter):
-    """Rounds that decode the output token and a guess of the one behind it."""
+    """Decodes rounds with the output token and a guess of the next token."""
 
     guess: Tensor  # T'_{t+1} of every sequence (batch,)
 
@@ -68,10 +68,10 @@ class Specache(Drafter):
 
 
 class LateKivi(PackedStore):
-    """Keys and values in KIVI's layout, packed after a step's own tokens have attended.
+    """Storage in KIVI's layout, whose tokens are packed after attention.
 
-    Keys are packed by channel, values by token; the latest tokens stay in full precision in ring
-    buffers, which have room for a step's own tokens beyond the residual. With one bit, the two
+    Keys are packed per channel, values per token; the latest tokens stay in full precision in ring
+    buffers, which have additional slots for the new tokens of a step. With one bit, the two
     levels are at a quarter and three quarters of a group's range, not at its ends (equation 3).
     """
 
@@ -102,6 +102,11 @@ class LateKivi(PackedStore):
 
         This order is that of KIVI as released; ``Pairs`` calls ``attend_with_pairs`` instead.
 
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+
         Raises
         ------
         InputError
@@ -126,9 +131,9 @@ class LateKivi(PackedStore):
         Parameters
         ----------
         queries
-            Of the new tokens, (batch, heads, new, dim).
+            Queries of the new tokens, (batch, heads, new, dim).
         fetched
-            The pairs and their tokens; None to attend to the packed cache alone.
+            The fetched pairs and their tokens; None to attend only to the packed cache.
         scored
             Whether the last query's scores are returned, too.
         name
@@ -148,7 +153,7 @@ class LateKivi(PackedStore):
         self.pack(self.k, whole, position, self.residual, self.residual - 1)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Return what stays in memory: packed rows with the residual, and a step's own tokens."""
+        """Return the tensors that stay in memory: packed rows, residual, and new tokens."""
         sides = self.k, self.v
         return {
             "kv": [t for side in sides for t in side.tensors(self.residual)],
@@ -157,11 +162,11 @@ class LateKivi(PackedStore):
 
 
 class Pairs(LayerCache):
-    """One layer: C' in ``packed``, C in ``homes``, the fetched pairs C_K in ``fetched``.
+    """Cache of one layer: C' in ``packed``, C in ``homes``, the fetched pairs C_K in ``fetched``.
 
-    The fetched pairs stand in for their packed copies. Only the output token's keys and values
-    stay. They are packed after attention, and stored on the host before the pairs of the next step
-    are gathered there.
+    The fetched pairs replace their packed copies. Only the output token's keys and values are kept.
+    They are packed after attention, and stored on the host before the pairs of the next step are
+    gathered there.
     """
 
     def __init__(self, place: LayerContext) -> None:
@@ -200,10 +205,15 @@ class Pairs(LayerCache):
         return list(self.host.leaving)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend with the fetched pairs in place, choose and prefetch the next, store, pack.
+        """Attend with the fetched pairs, choose and prefetch the next ones, then store and pack.
 
-        New tokens are [T_t, T'_{t+1}] in a decoding step, T_1 alone in pre-decoding, and the output
-        token alone where nothing is guessed.
+        New tokens are [T_t, T'_{t+1}] in a decoding step, T_1 alone in pre-decoding, and only the
+        output token if nothing is guessed.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
         """
         span, predecoding = SlotRange.after_cached(step), step.kind == "between"
         self._arrived.wait()  # C_K of this step is there

@@ -17,11 +17,11 @@ SMALL_SETTINGS = ("sink=4,recent={half}",)
 
 
 class Streamingllm(RingCache):
-    """Recent tokens keep their distance to the query; sinks move along with it.
+    """Cache of sinks and recent tokens, whose sinks move along with the query.
 
-    A key at position i turned by j more is the key at position i + j, so only the sinks are turned
-    again, from the keys they had in the prompt. Learned positions (OPT) are added to the hidden
-    states and cannot move: there, tokens keep those of the text.
+    A key at position i that is rotated by j further positions is the key at position i + j, so only
+    the sinks are rotated again, from their original keys. Learned positions (OPT) are added to the
+    hidden states and cannot be changed.
 
     References
     ----------
@@ -51,7 +51,13 @@ class Streamingllm(RingCache):
             self.sinks[:, :, : self.prompt] = keys[:, :, : self.sink]
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Replace the oldest recent token, rotate the sinks' keys, and attend to all slots."""
+        """Replace the oldest recent token, rotate the sinks' keys, and attend to all slots.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         if self._turning is not None and step.length > self.budget:
             self._turning.turn(self, step)
         span = self.slot_range(step)
@@ -64,14 +70,14 @@ class Streamingllm(RingCache):
         return self.kv.attend(queries, span, visible(step, held, self.shape.window))
 
     def buffers(self) -> Resident:
-        """Return the sinks' keys at their own positions, from which turned ones are computed.
+        """Return the sinks' original keys, from which rotated keys are computed.
 
-        There are none where positions are not turned.
+        There are none for models without rotary positions.
         """
         return {} if self._turning is None else {"gpu": {"sink keys": [self.sinks]}}
 
     def keys_of_sinks(self) -> Tensor:
-        """Return the sinks' keys in their slots, or zeros of that shape if the slots are packed."""
+        """Return the sinks' keys, or zeros if they are packed. (sequences, KV heads, sinks, dim)"""
         if self.kv.plain:
             return self.rows.k.parts[0][:, :, : self.sink]
         return self.kv.room.zeros(self.sink)
@@ -101,7 +107,7 @@ class Streamingllm(RingCache):
 
 
 class Turning:
-    """The sinks of all layers, which turn together, once per step."""
+    """The sinks of all layers, which are rotated together once per step."""
 
     def __init__(self, one: Streamingllm) -> None:
         rope = one.run.decoder.arch.rope

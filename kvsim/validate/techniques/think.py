@@ -18,7 +18,7 @@ SMALL_SETTINGS = ("ratio=0.4,window=6", "ratio=0.5,window=6")
 
 
 class Think(KvStore):
-    """A channel counts the length of its queries' column times that of its keys' column.
+    """Storage that ranks each key channel by the norms of its queries' and its keys' columns.
 
     References
     ----------
@@ -44,12 +44,18 @@ class Think(KvStore):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attend in full, and record the prompts' last queries, by which channels are ranked."""
+        """Attend in full, and record the prompts' last queries, by which channels are ranked.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Rank the channels of every head, and copy the best of its keys together."""
+        """Rank the channels of every head, and copy the best ones into a contiguous cache."""
         there = torch.arange(keys.shape[2], device=keys.device) < self.lengths[:, None]
         with self.counter.op("channels") as record:
             queries = self.last.take()
@@ -65,11 +71,17 @@ class Think(KvStore):
             record.reads(self.thin, self.values).writes(self.thin, self.values)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store generated keys with all channels, apart from the prompt's."""
+        """Store generated keys with all channels, separately from the prompt's."""
         self.later.append(keys, values, self._after_prompt(span))
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the prompt by kept channels and to later tokens by all, and merge both."""
+        """Attend to the prompt by kept channels and to later tokens by all, and merge both.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         dim, own = queries.shape[3], self._after_prompt(span)
         grouped = queries.reshape(*self.which.shape[:2], -1, dim)
         index = self.which.long()[:, :, None].expand(-1, -1, grouped.shape[2], -1)

@@ -76,14 +76,26 @@ class Turboquant(PerTokenCache):
         super().append(turned[0], turned[1], span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Rotate the queries, attend to the rotated cache, and rotate the output back."""
+        """Rotate the queries, attend to the rotated cache, and rotate the output back.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
+        """
         out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
         return self._rotate("rotate_back", True, out)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too."""
+        """Attend as :meth:`attend`, and return the attention weights too.
+
+        Returns
+        -------
+        tuple of Tensor
+            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
+        """
         turned = self._rotate("rotate", False, queries)[0]
         out, weights = super().attend_with_scores(turned, span, seen)
         return self._rotate("rotate_back", True, out)[0], weights
@@ -131,7 +143,13 @@ class Levels(Codec):
         return [(dim * self.bits // 8, torch.uint8), (dim // self.group, torch.float16)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantise every element to the nearest level, after division by its group's RMS value."""
+        """Quantise every element to the nearest level, after division by its group's RMS value.
+
+        Returns
+        -------
+        list of Tensor
+            (sequences, KV heads, tokens, width) each.
+        """
         parts = self._grouped(numbers.float())
         norms = parts.norm(dim=-1).half()
         scale = norms.float()[..., None] / self.group**0.5

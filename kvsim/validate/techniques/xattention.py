@@ -13,7 +13,7 @@ SMALL_SETTINGS = ("block=8,stride=4,share=0.5",)
 
 
 class Xattention(SparseBlocksCache):
-    """Every query head has its own blocks; decoding reads every token.
+    """Cache in which each query head chooses its blocks of the prompt; decoding is dense.
 
     References
     ----------
@@ -27,7 +27,13 @@ class Xattention(SparseBlocksCache):
         self.block, self.stride, self.share = settings.block, settings.stride, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
-        """Score blocks by the sums of attention weights along their antidiagonals."""
+        """Score blocks by sums of attention weights along their antidiagonals.
+
+        Returns
+        -------
+        Tensor
+            (sequences, heads, blocks, blocks).
+        """
         block, stride, start = self.block, self.stride, step.starts[0]
         ends = self._on_device[step.rows, None]
         with self.counter.op("antidiagonals") as record:

@@ -44,9 +44,9 @@ DRAWN_PROBES = "probing steps are drawn; the prediction takes their mean"
 
 
 class Zipcache(KvStore):
-    """One layer's cache: packed rows at two precisions, and the window in full precision.
+    """Storage of packed rows at two precisions, and of a window of tokens in full precision.
 
-    A head's rows are in the order of their saliency, which does not change what attention computes.
+    The rows of a head are ordered by saliency, which does not affect the result of attention.
     """
 
     drops_tokens, keeps_numbers, by_position = False, False, True
@@ -86,7 +86,13 @@ class Zipcache(KvStore):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attend to the prompt, and record the probe queries by which ``fill`` ranks tokens."""
+        """Attend to the prompt, and record the probe queries by which ``fill`` ranks tokens.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, chunk, dim).
+        """
         self.probing.prompt.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
@@ -113,6 +119,11 @@ class Zipcache(KvStore):
         """Attend to packed rows and the window; add up saliency if the token probes.
 
         A full window is packed afterwards.
+
+        Returns
+        -------
+        Tensor
+            Output of attention, (sequences, heads, new, dim).
         """
         fresh, probing = self._token % self.window + 1, self.probing.probes(self._token)
         with self.counter.op("attn") as record:
@@ -125,7 +136,7 @@ class Zipcache(KvStore):
         return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Return what stays in memory: packed rows, the window and its tokens' saliency."""
+        """Return the tensors that stay in memory: packed rows, window, and its saliency."""
         rows = [*self.high.tensors(), *self.low.tensors()]
         return {"kv": rows, "fp16 window": [self.k, self.v], "saliency": [self.saliency]}
 
@@ -139,7 +150,7 @@ class Zipcache(KvStore):
         saliency
             (batch, KV heads, tokens).
         time
-            0 for the prompt, then the number of the window, from 1.
+            0 for the prompt; for a window its number, from 1.
         """
         with self.counter.op("saliency") as record:
             record.reads(saliency)
@@ -217,7 +228,8 @@ def channelwise(numbers: Tensor, bits: int, valid: Tensor) -> Store:
     numbers
         Keys, (batch, KV heads, tokens, head dim).
     valid
-        Rows that hold a token, (batch, tokens); the others are packed, but set no range.
+        Whether a row holds a token, (batch, tokens); the others are packed, but do not affect
+        scales.
     """
     low, high = _range(numbers, valid, (0, 2))
     scale, zero = levels(low, high, bits, "grid")
@@ -244,7 +256,8 @@ def separable(numbers: Tensor, bits: int, valid: Tensor) -> Store:
     numbers
         Values, (batch, KV heads, tokens, head dim).
     valid
-        Rows that hold a token, (batch, tokens); the others are packed, but set no factor.
+        Whether a row holds a token, (batch, tokens); the others are packed, but do not affect
+        factors.
     """
     low, high = _range(numbers, valid, (0, 2))
     peak = torch.maximum(low.abs(), high.abs())
@@ -283,20 +296,20 @@ class PrecisionRows:
     """The packed tokens of one layer at one precision.
 
     Rows come in sets that were packed together: one of the prompt, then one of each window. Every
-    set has its own scales, zero points and factors of channels.
+    set has its own scales, zero points and channel factors.
 
     Parameters
     ----------
     room
-        What the store has room for.
+        Sizes and device from which tensors are allocated.
     bits
-        Bits per number.
+        Bits per element.
     first
         Rows of each sequence's prompt. [tokens]
     more
         Rows of each window. [tokens]
     windows
-        How many windows there may be.
+        Largest number of windows.
     """
 
     def __init__(
@@ -334,7 +347,7 @@ class PrecisionRows:
         return [self._k.codes, self._v.codes, *self._by_set, *self._by_row]
 
     def counts(self, windows: int) -> Tensor:
-        """Return how many rows of each sequence are in use after so many windows, (batch,)."""
+        """Return the rows in use of each sequence after a number of windows, (batch,)."""
         return self._firsts + windows * self.more
 
     def add(
@@ -351,18 +364,18 @@ class PrecisionRows:
         Parameters
         ----------
         keys, values
-            All of the tokens, (batch, KV heads, tokens, head dim).
+            Keys and values of all tokens, (batch, KV heads, tokens, head dim).
         order
-            The tokens by falling saliency, (batch, KV heads, tokens).
+            Indices of the tokens by decreasing saliency, (batch, KV heads, tokens).
         start
             Where this part begins in ``order``, (batch,).
         time
-            0 for the prompt, then the number of the window, from 1.
+            0 for the prompt; for a window its number, from 1.
 
         Returns
         -------
         Tensor
-            How many tokens of each sequence were packed, (batch,).
+            Number of packed tokens of each sequence, (batch,).
         """
         counts = torch.full_like(self._firsts, self.more) if time else self._firsts
         most = self.more if time else max(self._first)
@@ -398,11 +411,12 @@ class PrecisionRows:
         Parameters
         ----------
         windows
-            Windows that are packed.
+            Number of packed windows.
         fresh
             Tokens of the window. [tokens]
         keys, values
-            The window, (batch, KV heads, window, head dim); None where it is not read.
+            Keys and values of the window, (batch, KV heads, window, head dim); None if it is not
+            read.
         """
         counts = self.counts(windows)
         if not self.rows:
@@ -410,7 +424,7 @@ class PrecisionRows:
         return View(counts + fresh, self._k, self._v, counts, counts, keys, values)
 
     def read(self, windows: int) -> Iterator[Tensor]:
-        """Yield what attention reads; parameters of channels are read once for the batch."""
+        """Yield the tensors that attention reads; channel parameters are read once per batch."""
         for i, count in enumerate(n + windows * self.more for n in self._first):
             yield from (t[i, :, :count] for t in (self._k.codes, self._v.codes, *self._by_row))
         for table in self._by_set:
@@ -418,18 +432,18 @@ class PrecisionRows:
 
 
 class Probing:
-    """The choice of the queries that probe, of prompts and of new tokens, alike in all layers.
+    """Choice of the probe queries of prompts and of new tokens, which is the same in all layers.
 
     Parameters
     ----------
     share
-        Share of the queries that probe, 0 to 1; half of them are the latest, half are drawn.
+        Share of queries that are probes, 0 to 1; half of them are the latest, half are random.
     window
         New tokens that are packed together. [tokens]
     lengths
         Lengths of the prompts. [tokens]
     device
-        Where the choice is kept.
+        Device of the choice.
     """
 
     def __init__(self, share: float, window: int, lengths: list[int], device: torch.device) -> None:
@@ -440,10 +454,10 @@ class Probing:
         self._latest, self._now, self._probed = -1, False, 0  # token; whether it probes; how many
 
     def probes(self, token: int) -> bool:
-        """Tell whether a new token probes; the first layer that asks draws for all layers.
+        """Return whether a new token is a probe; the first call draws for all layers.
 
-        The latest tokens of a window probe, but for its last one, and some others by chance. The
-        last one probes if no other has, as nothing would rank the window otherwise.
+        Probes are the latest tokens of a window except the last one, and some random others. The
+        last one is a probe only if there is no other, as the window could not be ranked otherwise.
 
         Parameters
         ----------

@@ -26,13 +26,27 @@ Moment = float | torch.cuda.Event
 
 @dataclass
 class TimedPass:
-    """One forward pass, with the time spent in each op."""
+    """One forward pass, with the time spent in each op.
+
+    Attributes
+    ----------
+    kind
+        Kind of the pass, such as "decode".
+    start
+        Begin of the pass.
+    found
+        Stream, name, begin and end of each op and copy.
+    ops
+        Times of each op, one per call.
+    hosts
+        Host time of each op. [s]
+    """
 
     kind: Kind
     start: "Moment"
     found: list[tuple[str, str, "Moment", "Moment"]] = field(default_factory=list)
     ops: dict[str, list[Elapsed]] = field(default_factory=dict)
-    hosts: dict[str, float] = field(default_factory=dict)  # what the host took for each op [s]
+    hosts: dict[str, float] = field(default_factory=dict)
 
     def seconds(self) -> dict[str, float]:
         """Time by op, over all layers; the device must have finished. [s]"""

@@ -59,17 +59,37 @@ class Round:
 
 @frozen
 class Compared:
-    """Predicted and measured times of one technique at one point."""
+    """Predicted and measured times of one technique at one point.
+
+    Attributes
+    ----------
+    model, layers
+        Model, and the number of layers that it is cut to.
+    batch, prompt
+        Number of sequences, and length of their prompts. [tokens]
+    technique
+        The technique.
+    whole
+        End-to-end quantities.
+    ops
+        Times of ops.
+    rounds
+        Predicted and measured round, if rounds have a single pass.
+    eager
+        Why rounds were not replayed as CUDA graphs; None if they were.
+    replays
+        Work of the replayed rounds.
+    """
 
     model: str
     layers: int
     batch: int
     prompt: int
     technique: Technique
-    whole: tuple[Measured, ...]  # end to end
+    whole: tuple[Measured, ...]
     ops: tuple[Measured, ...]
-    rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
-    eager: str | None = ISSUED  # why rounds were not replayed as CUDA graphs; none if they were
+    rounds: tuple[Round, ...] = ()
+    eager: str | None = ISSUED
     replays: tuple[Replay, ...] = ()
 
     @property
@@ -90,14 +110,22 @@ class Compared:
 
 @frozen
 class SkippedPoint:
-    """A technique that could not run at a point, and why."""
+    """A technique that could not run at a point.
+
+    Attributes
+    ----------
+    model, layers, batch, prompt, technique
+        The point, as in :class:`Compared`.
+    reason
+        Why it could not run, in one line.
+    """
 
     model: str
     layers: int
     batch: int
     prompt: int
     technique: Technique
-    reason: str  # one line
+    reason: str
 
 
 TIMES = ("ttft_s", "tpot_s")

@@ -55,7 +55,21 @@ TOGETHER = 5  # techniques that take turns; what is lost where a run is stopped
 
 @frozen
 class Grid:
-    """Points at which techniques are timed: models, batches and prompt lengths."""
+    """Points at which techniques are timed.
+
+    Attributes
+    ----------
+    models
+        Names of models, and the number of layers that each is cut to.
+    batches
+        Batch sizes. [sequences]
+    prompts
+        Lengths of prompts. [tokens]
+    repeats
+        Number of runs per point.
+    generate
+        Tokens to generate. [tokens]
+    """
 
     models: tuple[tuple[str, int], ...]
     batches: tuple[int, ...]
