@@ -1,4 +1,4 @@
-"""Every option once: its name, unit, range, default, help, commands, and what it goes with.
+"""Every option, defined once: name, unit, range, default, help, commands and relations.
 
 The command line's options, the keywords of ``kvsim.api``, the table in docs/limits.md, and the
 command line that gives the same answer as a call from Python all come from ``options.toml``.

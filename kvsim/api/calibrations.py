@@ -147,7 +147,7 @@ def _fit_run(inputs: Inputs) -> Result[Row]:
     techniques = parse_several(inputs.technique)
     if len(techniques) != 1:
         got = inputs.technique[:40]
-        raise InputError(f"--technique: got {got!r}; expected the one that was served")
+        raise InputError(f"--technique: got {got!r}; expected the technique of the server")
     if inputs.out is not None:
         check_target(inputs.out, "--out")
     run = read_run(inputs.from_run)

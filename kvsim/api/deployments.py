@@ -265,8 +265,8 @@ def _overridden(found: HostLayers, patterns: str, model: Model) -> HostLayers:
                 hit = True
         if not hit:
             raise InputError(
-                f"--override-tensor: {pattern!r} names the whole MLP or all experts of no layer of "
-                f"{model.name}; tensors are called as blk.0.ffn_down_exps.weight"
+                f"--override-tensor: {pattern!r} matches neither all experts nor the whole MLP of "
+                f"any layer of {model.name}; tensors have names like blk.0.ffn_down_exps.weight"
             )
     return replace(found, experts=frozenset(experts), mlps=frozenset(mlps))
 
@@ -407,7 +407,7 @@ def refuse_other_format(inputs: Inputs) -> None:
     found = find_model(inputs.model)
     plain = found.name if found is not None else inputs.model
     raise InputError(
-        f"--weights: got {others[0][:40]!r}, and the name {inputs.model[:80]!r} says {stated}; "
+        f"--weights: got {others[0][:40]!r}, but the name {inputs.model[:80]!r} says {stated}; "
         f"expected --model {plain} --weights {others[0][:40]}, or --model {inputs.model[:80]} alone"
     )
 

@@ -382,7 +382,8 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: list[Rentable]) -> E
     apart = inputs.pools == "yes" or (inputs.pools == "auto" and prefixes)
     if inputs.nic is not None and not apart:
         raise InputError(
-            "--nic: has no effect where prefill and decode are not apart; add --pools yes"
+            "--nic: has no effect unless prefill and decode run on separate replicas; "
+            "add --pools yes"
         )
     nic = NIC_RATE if inputs.nic is None else inputs.nic
     if not prefixes:

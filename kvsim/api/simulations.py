@@ -449,7 +449,9 @@ def find_value(
     if what not in SOUGHT:
         raise InputError(f"--find: got {what[:40]!r}; expected {', '.join(SOUGHT)}")
     if fleets and what == "replicas":
-        raise InputError("--find replicas: kvsim capacity finds it by itself; omit --find")
+        raise InputError(
+            "--find replicas: kvsim capacity finds the number of replicas anyway; omit --find"
+        )
     if fleets and what == "prefill-replicas":
         raise InputError(
             "--find prefill-replicas: kvsim capacity --pools yes compares all divisions into "
@@ -462,8 +464,8 @@ def find_value(
     if what == "rate":
         if drawn and not traffic.workload.rate:  # type: ignore[union-attr]
             raise InputError(
-                "--find rate: has no effect with --users, which send after their think time; "
-                "give --rate"
+                "--find rate: has no effect with --users, whose requests follow their think time; "
+                "give --rate instead"
             )
         key = "req_s" if case["req_s"] is not None else "rate"
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
@@ -551,7 +553,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
         return [None] * len(runs)
     if several:
         if out.suffix == ".parquet" or (out.exists() and not out.is_dir()):
-            raise InputError(f"--out: got {str(out)[:60]!r}; expected a folder with --compare")
+            raise InputError(f"--out: got {str(out)[:60]!r}; with --compare, expected a folder")
         if not out.parent.is_dir():
             raise InputError(f"--out: {out.parent} does not exist; choose an existing folder")
         make_folder(out, "--out")

@@ -1,4 +1,4 @@
-"""Attention over a cache: what it reads, computes and keeps resident.
+"""Attention over a cache: bytes, FLOPs and resident memory.
 
 All techniques attend through ``ops``; they differ in the format they read, in the tokens they see
 and in what they add around it. Where a model has an indexer (sparse attention), ``indexer_ops``
@@ -261,7 +261,7 @@ def ops(
 
 
 def _kernel(model: Model, point: Point, stored: Format) -> str:
-    """Kernel class of attention over a cache in this format."""
+    """Return the kernel class of attention over a cache in this format."""
     if point.prefill:
         return "prompt"
     return stored.kernel.replace("attention", "latent") if model.latent else stored.kernel
@@ -274,7 +274,7 @@ def _one_token_seconds(
     limit: Number | None,
     values: Number | None,
 ) -> Number:
-    """What decoding's kernel takes for one new token over the same cache. [s]
+    """Return the kernel time of decoding one new token over the same cache. [s]
 
     A later part of a prompt is read no quicker than that, and one of a single token as quickly.
     """
@@ -284,7 +284,7 @@ def _one_token_seconds(
 
 
 def _walks(deployment: Deployment, point: Point) -> bool:
-    """Whether one block of queries reads a sequence's whole cache by itself.
+    """Return whether one block of queries reads a sequence's whole cache.
 
     FlashAttention 2 as vLLM calls it splits a long cache only where no sequence of the pass has
     more than one new token: not in a prompt's later parts, not for drafts, and not for sequences
@@ -364,7 +364,7 @@ def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Num
 def _read(
     deployment: Deployment, stored: Format, tokens: Number, new: Number, values: Number | None
 ) -> Number:
-    """Bytes that attention over one sequence's cache moves, with the copies software makes. [B]"""
+    """Return the bytes that attention to one sequence's cache moves, copies included. [B]"""
     m, stack = deployment.shard, deployment.stack
     read = stored.read(m.k_width, m.v_width, tokens, new)
     if values is not None:
@@ -399,7 +399,7 @@ def copies_cache(deployment: Deployment, stored: Format) -> bool:
 
 
 def _cache_copies(deployment: Deployment, point: Point, read: Number) -> Op:
-    """Append the new tokens (torch.cat), and write the KV head of each query head (repeat_kv)."""
+    """Return the op that appends new tokens (torch.cat) and repeats KV heads (repeat_kv)."""
     m, stack = deployment.shard, deployment.stack
     passes: Number = 0.0 if point.prefill else stack.cache.append_passes
     if stack.attention.repeat_kv and m.queries_per_kv > 1:
@@ -410,7 +410,7 @@ def _cache_copies(deployment: Deployment, point: Point, read: Number) -> Op:
 def _repeated_passes(
     deployment: Deployment, point: Point, tokens: Number, after: tuple[str, ...]
 ) -> list[Op]:
-    """Further passes over a whole fp16 cache that an engine's plain decoding makes.
+    """Return ops for further passes over a whole fp16 cache in an engine's plain decoding.
 
     Only where every query head has a KV head of its own: engines run grouped heads by another path.
     """
@@ -426,9 +426,10 @@ def _repeated_passes(
 
 
 def _packed_passes(deployment: Deployment) -> float:
-    """Passes over a packed cache; copying its heads out reads it once and writes it wider.
+    """Return the number of passes over a packed cache, whose repeated heads are wider.
 
-    One pass, of the concatenation, comes before that copy; the others are wider too.
+    If KV heads are repeated, all passes but the first, that of the concatenation, read the wider
+    copy, and one pass writes it.
     """
     passes, wider = deployment.stack.packed_cache.passes, deployment.shard.queries_per_kv
     if not deployment.stack.packed_cache.repeat_kv or wider == 1:
@@ -445,7 +446,7 @@ def _minimum(window: Number | None, limit: Number | None) -> Number | None:
 def _latent(
     deployment: Deployment, point: Point, tokens: Number, pairs: Number, apart: Flag
 ) -> tuple[Op, Number, Number]:
-    """Attention to ``tokens`` cached latents in the cheaper way, point by point.
+    """Return attention to cached latents in the cheaper way, point by point.
 
     Returns the product with the up-projection, attention's own FLOPs, and its further bytes.
 

@@ -213,7 +213,7 @@ def resident_once(
 
 
 def _reserved(deployment: Deployment, part: float) -> float:
-    """What an engine keeps free because its largest pass took it. [B]
+    """Return the memory that an engine reserves for its largest pass. [B]
 
     Every GPU has all logits when it samples.
 

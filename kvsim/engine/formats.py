@@ -369,23 +369,23 @@ class Format:
         return 2.0 * (k_width * k + v_width * v)
 
     def _groups(self, tokens: Number) -> Number:
-        """Groups of tokens that share scales in each channel; in blocks only whole ones do."""
+        """Count the groups of tokens that share scales; of blocks only whole ones."""
         groups: Number = tokens / self.group
         return np.floor(groups) if self.k_block > 1 else groups
 
     @staticmethod
     def _buffer(tail: int, block: int) -> int:
-        """Tokens of the full-precision buffer: the tail, and a block until it is packed."""
+        """Return the tokens of the full-precision buffer: the tail, and an incomplete block."""
         return tail + (block if block > 1 else 0)
 
 
 def _number(bits: float, group: float) -> float:
-    """Size of a stored number with its share of scales; fp16 has none. [B]"""
+    """Return the size of a stored value with its share of scales; fp16 has none. [B]"""
     return 2.0 if bits == 16 else float(bytes_per_number(bits, group))
 
 
 def _packed(tokens: Number, tail: int, block: int) -> Number:
-    """Tokens of one sequence that are packed."""
+    """Return the number of packed tokens of one sequence."""
     fresh = np.minimum(tokens, tail + tokens % block) if tail or block > 1 else 0.0
     return tokens - fresh
 

@@ -1,4 +1,4 @@
-"""The pieces techniques are built from: ops of a decoder layer and what a layer keeps resident.
+"""Building blocks of techniques: the ops of a decoder layer, and its resident memory.
 
 Every formula of the simulator that is not one technique's own stands here once. Widths are those
 of one tensor-parallel shard; numbers outside the cache are fp16 unless a weight format says
@@ -220,7 +220,7 @@ def before_attention(
 
 
 def _wide_norms(deployment: Deployment, point: Point) -> list[Op]:
-    """Norms over the queries and keys of all heads, of which each GPU of a group has a part.
+    """Return norms over the queries and keys of all heads, which GPUs of a group compute in part.
 
     Each adds up the squares of its part, and the group adds up two sums per token.
     """
@@ -234,7 +234,7 @@ def _wide_norms(deployment: Deployment, point: Point) -> list[Op]:
 
 
 def _further_kernels(stack: Stack) -> float:
-    """Time that a layer's small kernels take at least, all but the first: that is the op's own."""
+    """Return the minimum time of a layer's small kernels except the first."""
     return max(stack.time.pointwise_launches - 1.0, 0.0) * stack.kernel("pointwise").floor
 
 
@@ -292,7 +292,7 @@ def _mlp(
 
 
 def _experts(deployment: Deployment, point: Point) -> list[Op]:
-    """Router, the routed experts that the tokens touch, and the shared ones."""
+    """Return the ops of the router, of the routed experts in use, and of the shared ones."""
     m = deployment.shard
     ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHT_FORMATS["fp16"])]
     if deployment.stack.time.routing:
@@ -616,7 +616,7 @@ def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
 def _quickest_sum(
     deployment: Deployment, name: str, data: Number, gpus: int, between: Number
 ) -> Op:
-    """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
+    """Return the fastest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
 
     The op carries the bytes that its way moves, and what that way takes beyond them as fixed time,
     with the time ``between`` machines. GPUs of several machines cannot read each other's memory, so
@@ -754,7 +754,7 @@ def issue_seconds(deployment: Deployment, groups: Iterable[Group], tokens: Numbe
 def _server(
     deployment: Deployment, point: Point, prompts: Number, issued: Number
 ) -> tuple[Op, ...]:
-    """Work of the host while the GPU computes: a pass takes no less.
+    """Return the host's work during a pass, which takes at least as long.
 
     The engine's process prepares the next pass. In the server's, each prompt is read, tokenised and
     queued, a later part of it by its share of the tokens, and each token decoded is turned into

@@ -1,4 +1,4 @@
-"""Layers with a state instead of a cache: what a pass reads, writes and computes.
+"""Layers with a recurrent state instead of a cache: bytes, FLOPs and memory of a pass.
 
 Decoding reads a sequence's state and writes it back; a prompt is computed in chunks, within which
 tokens attend to one another as in linear attention, and between which states are handed on.
@@ -88,14 +88,14 @@ def resident(deployment: Deployment, batch: Number, drafts: int) -> Number:
 
 
 def _convolution(r: Recurrence, point: Point) -> Op:
-    """Over values, keys and queries, with the latest tokens of every sequence."""
+    """Return the convolution over values, keys and queries, with each sequence's latest tokens."""
     kept = 2 * CONVOLVED * point.batch * r.mixed * (r.taps - 1)
     moved = 2 * FP16_BYTES * point.tokens * r.mixed + kept
     return Op("convolution", flops=2.0 * point.tokens * r.mixed * r.taps, bytes={"hbm": moved})
 
 
 def _steps(r: Recurrence, point: Point) -> Op:
-    """Token after token: the state is read once, and written after each, as drafts may fail."""
+    """Return the op that updates the state token by token and writes it after each."""
     states = r.matrix_bytes * (point.batch + point.tokens)
     through = FP16_BYTES * point.tokens * (r.mixed + r.inner)
     flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
@@ -105,7 +105,7 @@ def _steps(r: Recurrence, point: Point) -> Op:
 
 
 def _selective(r: Recurrence, point: Point) -> Op:
-    """Token after token within one kernel, the state on the chip: no products of matrices.
+    """Return the op that updates the state token by token within one kernel, on the chip.
 
     A prompt's state is written at its end; in decoding after each token, as drafts may fail. Read
     are values, steps, gates, keys and queries, and every number's rate of fading.
@@ -122,7 +122,7 @@ def _selective(r: Recurrence, point: Point) -> Op:
 def _scan(
     r: Recurrence, point: Point, shares: Kernel = DEFAULT_KERNEL, units: Number = np.inf
 ) -> Op:
-    """Chunk after chunk, which a head of a sequence goes through one by one.
+    """Return the op that updates the state chunk by chunk, with the chunks of a head in sequence.
 
     Kernels that keep a head's state on the chip do not write and read that of every chunk.
     """

@@ -1,4 +1,4 @@
-"""From what a technique states to seconds: the roofline of each op.
+"""Duration of ops by the roofline model.
 
 Every duration is a maximum of affine functions of the work, so rates saturate with size:
 a transfer of n bytes takes ``latency + n / bandwidth``, a matrix product over m rows runs at

@@ -399,14 +399,14 @@ class PreparedStep:
         self.runs = [self._runs(first, period) for first, period, _ in self.blocks]
 
     def _runs(self, first: int, period: int) -> list[int]:
-        """How many layers of a block do the same one after another, in order."""
+        """Return the lengths of runs of equal layers in a block, in order."""
         if self.recalled:  # what a layer of the step before did is looked up block by block
             return [1] * period
         block = self.layers[first : first + period]
         return [len([*same]) for _, same in groupby(block, key=id)]
 
     def _timed(self, layer: tuple[Op, ...]) -> list[Timed]:
-        """A layer's ops in order, those together that run one right after another."""
+        """Return a layer's ops in order, with consecutive ones joined."""
         found: list[Timed] = []
         for op in layer:
             if id(op) not in self._times:
@@ -418,7 +418,7 @@ class PreparedStep:
         return found
 
     def _follows(self, first: Timed, then: Timed) -> bool:
-        """Whether nothing can come between two ops of a layer, whatever the streams do."""
+        """Return whether nothing can run between two ops of a layer."""
         return (
             self.joins
             and (not self.issuing or (first.active is True and then.active is True))
@@ -517,7 +517,7 @@ class Timeline(PreparedStep):
         record: dict[str, History],
         wrap: bool,
     ) -> None:
-        """Play blocks of layers until each adds what the last one added, and the last of them.
+        """Simulate blocks of layers until each adds the same time, then skip to the last one.
 
         Parameters
         ----------
@@ -555,7 +555,7 @@ class Timeline(PreparedStep):
             before, host_before = now, state.host
 
     def _busy_streams(self, first: int, period: int) -> set[str]:
-        """Streams whose clocks move in a block of layers."""
+        """Return the streams whose clocks advance in a block of layers."""
         if self.d.stack.offload.tile_sync:  # all of them, with every layer
             return set(self.streams)
         block = unique_layers(self.layers[first : first + period])
@@ -569,7 +569,7 @@ class Timeline(PreparedStep):
         past: dict[str, History],
         layers: range,
     ) -> bool:
-        """Whether in these layers each block will add what the last one added."""
+        """Return whether each further block of these layers will add the same time."""
         if self.d.stack.offload.tile_sync and not past:  # every layer starts with all streams free
             return True
         if len(before) != len(now):
@@ -642,7 +642,7 @@ class Timeline(PreparedStep):
     def _run(
         self, state: State, timed: Timed, ends: dict[str, Number], waits: Sequence[Number]
     ) -> None:
-        """Play one op. Where it has no work it is not launched: it neither waits nor delays."""
+        """Simulate one op; an op without work is not launched and delays nothing."""
         op, active, stack, streams = timed.op, timed.active, self.d.stack, state.streams
         idle = streams["gpu"]
         if active is False:
@@ -677,7 +677,7 @@ class Timeline(PreparedStep):
 
 
 def _shifted_alike(now: Number, before: Number, shift: Number) -> bool:
-    """Whether a clock moved by the shift at every point; the first one often tells that not."""
+    """Return whether a clock moved by the same time at every point."""
     first, was, by = (
         float(x.flat[0] if isinstance(x, np.ndarray) else x) for x in (now, before, shift)
     )
@@ -801,7 +801,7 @@ def minimum_layer_seconds(
 def _sequential_seconds(
     step: Step, deployment: Deployment, duration: Callable[[Op, Deployment], Number]
 ) -> Number | None:
-    """Time of all ops together if they run one right after another on the GPU; None if not. [s]
+    """Return the total time of ops that run one after another on the GPU; None if others run. [s]
 
     They do where nothing is issued early, and where the host is never late but behind the last op.
     Work of the host for requests that waits for nothing runs beside them all.

@@ -1,4 +1,4 @@
-"""Numbers held against measurements: fits, published tables, errors, and the writer of profiles.
+"""Comparison with measurements: fits, published tables, errors, and written profiles.
 
 May import serving, prediction and everything below.
 """

@@ -1,4 +1,4 @@
-"""Fitting a few numbers of a model to measurements, and saying how well they are known.
+"""Least-squares fits of a few parameters, with standard errors.
 
 NumPy and SciPy only: the same fit serves published tables, microbenchmarks and serving runs.
 """
@@ -203,9 +203,7 @@ def fit_ratio(
 
 
 def robust_loss(fit: Fit) -> float:
-    """Compute the loss that a robust fit minimises.
-
-    Rows far off count less than by their square.
+    """Compute the loss that a robust fit minimises, in which outliers count less.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A stack held against a serving run, and changed where the run tells more than was known.
+"""Fitting a stack to a measured serving run.
 
 A run at one load cannot tell every number of a stack, and a fit that moves all of them makes other
 loads worse. So the shipped numbers are the prior: a number moves only if the run's first requests

@@ -139,7 +139,7 @@ WEIGHT_FORMATS = {
 
 
 def _in_blocks(bits: float, unpack: float) -> WeightFormat:
-    """Blocks of GGUF, whose scales are in ``bits``."""
+    """Return the format of a GGUF block type, whose scales are included in ``bits``."""
     return WeightFormat(bits, 0, 0, "fp16", "gemm-gguf" if unpack else "gemm", unpack=unpack)
 
 
@@ -355,7 +355,7 @@ class Deployment:
         return self.hardware.linked
 
     def _gguf_type(self) -> str:
-        """The type of file that an engine reading GGUF runs for a format."""
+        """Return the GGUF file type that an engine runs for a format."""
         found = gguf.NEAREST.get(self.weights, self.weights)
         if found not in gguf.BASES:
             raise InputError(
@@ -376,7 +376,7 @@ class Deployment:
 
     @cached_property
     def _by_matrix(self) -> dict[str, WeightFormat]:
-        """How each matrix is stored, where a GGUF file says it."""
+        """The format of each matrix, if a GGUF file states it."""
         if self.weights not in gguf.BASES:
             return {}
         found = gguf.stored_matrices(self.model, self.weights)
@@ -387,7 +387,7 @@ class Deployment:
 
     @property
     def _multiplies_int8(self) -> bool:
-        """Whether packed weights are multiplied as integers; Apple's GPUs widen them instead."""
+        """Whether packed weights are multiplied as integers; False on Apple's GPUs."""
         return self.stack.weights.int8_products and "int8" in self.hardware.flops
 
     @property

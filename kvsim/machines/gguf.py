@@ -397,7 +397,7 @@ def _has_more_bits(index: int, layers: int) -> bool:
 
 
 def _fitting(name: str, inputs: int) -> str:
-    """The format, or its fallback where rows do not divide into its blocks."""
+    """Return the format, or its fallback if rows do not divide into its blocks."""
     if inputs % BLOCKS[name].size == 0:
         return name
     other = WITHOUT_BLOCKS_OF_256.get(name, "iq4_nl")

@@ -183,7 +183,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _split(text: str) -> tuple[frozenset[str], str]:
-    """Distinguishing words of a name, and the number of GPUs it states."""
+    """Return the distinguishing words of a name, and the number of GPUs that it states."""
     text = re.sub(r"(?i)(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip())
     text = UNSPACED.sub(" ", text).lower()
     found: set[str] = set()
@@ -413,7 +413,7 @@ def _hardware(file: Traversable) -> Hardware:
 
 
 def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Dense rates by number format, with one for products accumulated in fp16 where it differs."""
+    """Return dense rates by number format, including fp16 accumulation if it differs."""
     stated = {dtype: numbers.get(f"compute.{dtype}_FLOPps") for dtype in ARITHMETIC_DTYPES}
     found = {dtype: rate for dtype, rate in stated.items() if rate is not None}
     gain = numbers.get("compute.half_accumulation_gain", 1.0)
@@ -562,7 +562,7 @@ def _shipped_stack(name: str) -> Stack:
 
 
 def _release(engine: str) -> Release | None:
-    """The version in a stack's name; None for a file or a name without a version."""
+    """Return the version in a stack's name; None for a file or a name without a version."""
     folder = _folder() / "stacks"
     files = _files(folder)
     split = split_name(engine, files)
@@ -581,7 +581,7 @@ def _release(engine: str) -> Release | None:
 
 
 def _as_release(stack: Stack, release: Release) -> Stack:
-    """A copy of a stack under the name of the requested version."""
+    """Return a copy of a stack under the name of the requested version."""
     _, at, card = stack.name.partition("@")
     return replace(
         stack,
@@ -592,7 +592,7 @@ def _as_release(stack: Stack, release: Release) -> Stack:
 
 
 def _family(file: Traversable, over: Profile | None = None) -> dict[str, Stack]:
-    """Stacks of an engine by card: those measured on it, and those used for similar cards."""
+    """Return the stacks of an engine by card: measured there, or used for similar cards."""
     folder = _folder() / "stacks" / file.name.removesuffix(".toml")
     shipped = str(file) == str(_folder() / "stacks" / file.name) and folder.is_dir()
     bases: dict[str, Profile] = {}
@@ -631,7 +631,7 @@ def _loaded(
 
 
 def _checked(profile: Profile) -> Checked | None:
-    """The error that a run found for a stack, if its file states one."""
+    """Return the error that a run found for a stack, if its file states one."""
     numbers, texts = profile.numbers, profile.texts
     if "checked.rows" not in numbers:
         return None
@@ -738,7 +738,7 @@ def number_of(stack: Stack, key: str) -> float:
 def _extended(
     file: Traversable, kind: str, below: tuple[str, ...], bases: dict[str, Profile]
 ) -> Profile:
-    """Entries of a profile merged over those it extends; ``bases`` have been visited."""
+    """Merge the entries of a profile with those that it extends; ``bases`` have been visited."""
     own = read(file, HARDWARE_FILE if kind == "GPU" else STACK_FILE)
     name = own.texts.get("extends")
     if name is None:
@@ -755,7 +755,7 @@ def _extended(
 
 
 def _merge_profiles(base: Profile, own: Profile) -> Profile:
-    """Entries over those below; texts, lists, prices and what a fit may change are its own.
+    """Merge entries over those of a base; texts, lists and prices are not inherited.
 
     A card that states its fp16 rate has no rate of the other's: they come as a set.
     """
@@ -770,7 +770,7 @@ def _merge_profiles(base: Profile, own: Profile) -> Profile:
 
 
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
-    """The file of a profile given by path, by name or by one of its aliases."""
+    """Find the file of a profile given by path, by name or by an alias."""
     if _is_path(name):
         return Path(name)
     shipped = _files(folder)
@@ -790,7 +790,7 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
 
 @cache
 def _gpu_names() -> dict[str, GpuNames]:
-    """Names of every shipped GPU."""
+    """Return the names of every shipped GPU."""
     found = {}
     for name, file in _files(_folder()).items():
         said = parse(file)
@@ -815,7 +815,7 @@ def _folder() -> Traversable:
 
 
 def _kernels(profile: Profile) -> dict[str, Kernel]:
-    """Kernel classes with missing ones filled in from their base class."""
+    """Return the kernel classes, with missing ones taken from their base class."""
     kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNEL_CLASSES}
     for kernel in STANDS_FOR:
         other = kernel
@@ -837,7 +837,7 @@ def _kernel(profile: Profile, kernel: str, base: Kernel) -> Kernel:
 
 
 def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
-    """Refuse rates that the silicon cannot reach: a sparse tensor rate, a copy above its line."""
+    """Refuse rates beyond the hardware: sparse tensor rates, copies above the line rate."""
     rate = numbers["compute.fp16_FLOPps"]
     if TENSOR_PEAK[0] in numbers:
         sm, clock, per_clock = (numbers[key] for key in TENSOR_PEAK)

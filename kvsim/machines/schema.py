@@ -174,7 +174,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
 
 
 def _of_tables(sources: dict[str, object], document: Mapping[str, Any]) -> dict[str, object]:
-    """Sources by key; entries without one inherit the source of their table."""
+    """Return sources by key; entries without one inherit the source of their table."""
     found = {key: text for key, text in sources.items() if not isinstance(document.get(key), dict)}
     for table in [name for name in sources if name not in found]:
         for key in document[table]:
@@ -246,7 +246,7 @@ def keys_of(file: Traversable) -> list[str]:
 
 
 def _leaves(document: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Entries as ``table.key``; tables nested deeper than ``[a.b]`` are not divided."""
+    """Yield entries as ``table.key``; tables nested deeper than ``[a.b]`` are not divided."""
     for key, value in document.items():
         if not (isinstance(value, dict) and value):
             yield key, value
@@ -271,7 +271,7 @@ def _source(file: Traversable, key: str, text: object, leaves: Mapping[str, obje
 
 
 def _free(file: Traversable, free: object, schema: Schema) -> dict[str, tuple[float, float]]:
-    """Bounds of the numbers that a fit may change."""
+    """Return the bounds of the numbers that a fit may change."""
     if not isinstance(free, dict):
         raise entry_error(file, "free", free, "a table of [lowest, highest] by key")
     for key, bounds in free.items():
@@ -404,7 +404,7 @@ HOST_FILE = Schema(
 
 
 def _list_fields(mechanism: type) -> Iterator[tuple[str, str, Condition | None]]:
-    """Key, name and condition of each field of a mechanism; flags have no condition."""
+    """Yield key, name and condition of each field of a mechanism; flags have no condition."""
     for each in fields(mechanism):
         unit, condition = getattr(each.type, "__metadata__", ("", None))
         yield KERNEL_KEYS.get(each.name, each.name + unit), each.name, condition

@@ -51,7 +51,7 @@ class LayerLosses:
     bits
         Widths that were tried, ascending. (b,) [bit]
     group
-        Numbers that share a scale.
+        Number of elements that share a scale.
     alone
         Loss with only the keys (index 0) or values (1) of one layer at one width, by window of
         text. (2, b, layers, windows)
@@ -310,7 +310,8 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
     problem, x = build(losses, mean_bits)
     if not solver.solve(problem, GAP, SECONDS).has_values:
         raise InfeasibleError(
-            f"--bits: got {mean_bits:g}; the narrowest width that was measured is {losses.bits[0]}"
+            f"--bits: got {mean_bits:g}; expected at least {losses.bits[0]}, the narrowest width "
+            "that was measured"
         )
     chosen = np.zeros((losses.alone.shape[0], losses.alone.shape[2]), dtype=np.int64)
     for (s, b, i), v in x.items():

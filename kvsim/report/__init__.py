@@ -1,4 +1,4 @@
-"""What people and programs read: every command's answer, shown in four ways.
+"""Results of commands: on the terminal, as JSON, as HTML pages and as data frames.
 
 A command's file (``predict``, ``plan``, ``capacity`` ...) makes one
 :class:`~kvsim.report.result.Result` of what was computed. It holds the answer in words

@@ -156,7 +156,7 @@ def type_of(value: object) -> types.Type:
 
 
 def _layout(value: object) -> tuple[types.Type, list[int]]:
-    """Return a value's type, and what stands for it in memory: addresses, lengths and numbers."""
+    """Return a value's type, and the words that represent it: addresses, lengths and numbers."""
     if isinstance(value, np.ndarray):
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
         return _array_type(value.dtype, value.ndim), [value.ctypes.data, *value.shape]
@@ -260,7 +260,7 @@ extending.make_attribute_wrapper(Array, "size", "size")
 def _make_array(
     context: "BaseContext", builder: ir.IRBuilder, array: Array, data: ir.Value, lengths: Values
 ) -> ir.Value:
-    """Return an array of an address and lengths; its size is only asked of one axis."""
+    """Return an array from an address and lengths."""
     made = builder.insert_value(context.get_constant_null(array), data, 0)
     for axis, length in enumerate(lengths):
         made = builder.insert_value(made, length, (1, axis))
@@ -270,7 +270,7 @@ def _make_array(
 def _load(
     context: "BaseContext", builder: ir.IRBuilder, stored: types.Type, place: ir.Value
 ) -> ir.Value:
-    """Return what lies at an address: a number, or of a record its address."""
+    """Return the number at an address, or the address itself for a record."""
     pointer = builder.bitcast(place, context.get_value_type(types.CPointer(stored)))
     if isinstance(stored, Block):
         return builder.bitcast(pointer, context.get_value_type(stored))
@@ -369,7 +369,7 @@ def _fetch(
 def _locate(
     context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values
 ) -> tuple[ir.Value, Values]:
-    """Return the address that an index leads to, and the lengths of the axes that it leaves out."""
+    """Return the address of an indexed element, and the lengths of the remaining axes."""
     array, index = sig.args[:2]
     kinds, indices = [index], [args[1]]
     if not isinstance(index, types.Integer):
@@ -388,7 +388,7 @@ def _locate(
 def _place(
     context: "BaseContext", builder: ir.IRBuilder, address: ir.Value, offset: int
 ) -> ir.Value:
-    """Return an address so many bytes further on."""
+    """Return an address plus an offset in bytes."""
     memory = builder.bitcast(address, context.get_value_type(types.voidptr))
     return builder.gep(memory, [context.get_constant(types.intp, offset)], inbounds=True)
 
@@ -451,7 +451,7 @@ def _type_of_shared(shared: Shared, context: object) -> types.Type:
 @extending.unbox(Array)
 @extending.unbox(Block)
 def _unbox(kind: types.Type, shared: ir.Value, unboxing: "UnboxContext") -> extending.NativeValue:
-    """Return the address that Python hands over; of an array, the words that lie there."""
+    """Return the address that Python passes; for an array, the words stored there."""
     context, builder, python = unboxing.context, unboxing.builder, unboxing.pyapi
     number = python.object_getattr_string(shared, "address")
     address = python.long_as_voidptr(number)

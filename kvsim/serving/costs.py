@@ -516,7 +516,7 @@ def worst_errors(found: Samples, tables: Tables) -> dict[str, float]:
 
 
 def _log_uniform(random: np.random.Generator, most: float) -> Array:
-    """Whole numbers from 1 to ``most``, as many in every octave."""
+    """Draw integers from 1 to ``most``, equally many in every octave."""
     return np.floor(np.exp(random.uniform(0, np.log(most + 1), SAMPLES_PER_KIND)))
 
 

@@ -1,4 +1,4 @@
-"""Memory for KV caches: what a replica has, and what sequences need by number of KV blocks."""
+"""Memory for KV caches: capacity of a replica, and needs of sequences by number of KV blocks."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -77,7 +77,7 @@ class Room:
         return np.maximum(own, as_full)
 
     def _bytes(self, tier: Tier, point: Phase) -> Bytes:
-        """Cache of one sequence by its number of KV blocks. (b,) [B]"""
+        """Return the cache of one sequence by its number of KV blocks. (b,) [B]"""
         tokens = np.arange(1, self.blocks_of_longest + 1.0) * self.rules.block_tokens
         parts = self.technique.tiles()
 
@@ -137,12 +137,12 @@ class Room:
 
 
 def _reading(batch: float, length: Array) -> Point:
-    """Sequences of that length while their prompts are read. [tokens]"""
+    """Return the point of ``batch`` sequences of ``length`` tokens in prefill."""
     return prefill_point(batch, length, 1.0)
 
 
 def _decoding(batch: float, length: Array) -> Point:
-    """Sequences of that length at a decoded token. [tokens]"""
+    """Return the point of ``batch`` sequences of ``length`` tokens in decoding."""
     return decode_point(batch, length - 1, 1.0, 0.0)
 
 

@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def _around_s(self) -> Array:
-        """What each request spends outside the engine, in its server and client. (n,) [s]"""
+        """Time that each request spends outside the engine, in server and client. (n,) [s]"""
         server = self.run.costs.deployment.stack.server
         return np.asarray(server.request_overhead(self.run.requests.prompt.astype(float)))
 
@@ -305,7 +305,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
 
 
 def _count_held_entries(run: Run) -> np.ndarray:
-    """Entries of each memory that are in use or kept. (pools,)"""
+    """Count the entries of each memory that are in use or kept. (pools,)"""
     pools = run.world.pools
     entries = run.world.entries
     free = np.zeros(pools.shape[0], np.int64)
@@ -318,7 +318,7 @@ def _count_held_entries(run: Run) -> np.ndarray:
 
 
 def _get_final_memory(run: Run) -> np.ndarray:
-    """Memory in use at the end, by its kind. (4, r) [B]"""
+    """Return the memory in use at the end, by kind. (4, r) [B]"""
     r = run.replicas
     return np.array([r.private, r.pinned, r.host_private, r.host_swapped])
 

@@ -80,7 +80,7 @@ class Passes:
         return float(self._of_ops(streaming=True).prompt(np.ones(1), np.zeros(1))[0])
 
     def _of_ops(self, streaming: bool) -> "Passes":
-        """The same passes of only those ops that stream weights, or of all others."""
+        """Return these passes with only the ops that stream weights, or only the others."""
 
         def some(step: Step) -> Step:
             groups = (replace(g, layers=tuple(map(chosen, g.layers))) for g in step.groups)
@@ -104,7 +104,7 @@ class Passes:
 
     @cached_property
     def _one_prompt(self) -> Technique:
-        """The technique for one prompt, which does not divide into parts."""
+        """The technique without division of the batch, for a single prompt."""
         return self.technique.for_batches(np.ones(1))
 
     def round(self, batch: Array, context: Array, beside: bool = False) -> Array:
@@ -136,7 +136,7 @@ class Passes:
         return found
 
     def _divided(self, batches: list[float]) -> list[tuple[Technique, list[float]]]:
-        """The technique in as many parts as divide some of the batches, with those batches."""
+        """Return the technique with each number of parts, and the batches that it divides."""
         most = self.technique.tiles()
         divide: dict[int, list[float]] = {}
         for batch in batches:
@@ -293,12 +293,12 @@ class Passes:
 
 
 def _tokens(count: Array, ranks: Number | None = None) -> Point:
-    """That many sequences of one token each."""
+    """Return the point of some sequences of one token each."""
     return Point(count, 0.0, 1.0, 1.0, 1.0, ranks=ranks)
 
 
 def _renamed(ops: list[Op]) -> list[Op]:
-    """A prompt's own ops beside those of decoding, waits among them included."""
+    """Rename a prompt's ops, and their waits, to tell them from those of decoding."""
     names = {op.name for op in ops}
 
     def prompt(wait: str) -> str:

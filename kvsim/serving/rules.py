@@ -169,7 +169,7 @@ class Rules:
         return Rules(**{name: getattr(self, name) for name in kept})
 
     def _refuse_what_does_nothing(self) -> None:
-        """Settings of memories that nothing is stored in.
+        """Refuse settings of memories in which nothing is stored.
 
         Raises
         ------

@@ -182,7 +182,7 @@ def play_world(
 
 
 def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers]:
-    """Requests that arrive in time, in pieces; replicas that never meet are played one by one."""
+    """Yield requests in order of arrival, in pieces; independent replicas are simulated in turn."""
     progress = world.requests
     in_time = progress.arrival < course.until
     refused = find_refusals(longest_request(costs), progress) > 0
@@ -291,7 +291,7 @@ def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance |
         if _drafts(other) == _drafts(technique):
             return found
     known = ", ".join(found.technique for found in trace.acceptance) or "none"
-    raise InputError(f"--acceptance: nothing measured for {technique}; the file has {known}")
+    raise InputError(f"--acceptance: {technique} was not measured; the file has {known}")
 
 
 def with_acceptance(technique: Technique, measured: Acceptance | None) -> Technique:
@@ -319,7 +319,7 @@ def with_acceptance(technique: Technique, measured: Acceptance | None) -> Techni
 
 
 def _drafts(technique: Technique) -> str:
-    """The technique whatever the length and the acceptance of its rounds."""
+    """Return the technique without the settings of drafts per round and acceptance."""
     return str(technique.with_rounds(drafts=1, acceptance=1.0))
 
 

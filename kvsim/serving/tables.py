@@ -184,11 +184,11 @@ def refine(nodes: Nodes, passes: Passes, good: float, contexts: Array | None = N
 
 
 def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Array:
-    """Nodes, halved again and again where a line is off by more than ``good``, relative.
+    """Halve intervals between nodes until the interpolation error is below ``good``.
 
     Parameters
     ----------
-    values : what is to be met at some nodes. (n,) to (m, n)
+    values : evaluates the interpolated quantities at nodes, (n,) to (m, n).
     """
     known, open_ = nodes, np.ones(nodes.size - 1, bool)  # gaps that were not looked into yet
     at = values(known)
@@ -243,7 +243,7 @@ def tabulate(passes: Passes, nodes: Nodes, known: PerNode | None = None) -> PerN
 
 
 def _all_rounds(passes: Passes, nodes: Nodes) -> tuple[Array, Array]:
-    """Rounds at every node, and what they take longer beside a part of a prompt."""
+    """Evaluate rounds at every node, and their additional cost beside a prompt chunk."""
     alone = _rounds(passes, nodes.batches[1:], nodes.contexts)
     streams = passes.technique.streams_weights
     if not (streams or passes.deployment.stack.kernel("prompt").walk):
@@ -253,7 +253,7 @@ def _all_rounds(passes: Passes, nodes: Nodes) -> tuple[Array, Array]:
 
 
 def _rounds(passes: Passes, batch: Array, contexts: Array, beside: bool = False) -> Array:
-    """Rounds of every batch at every context, after a row for none at all."""
+    """Evaluate rounds at every batch and context, with a first row for no sequences."""
     rows = max(1, POINTS_AT_ONCE // contexts.size)
     parts = [
         passes.round(batch[i : i + rows, None], contexts[None, :], beside)
@@ -263,7 +263,7 @@ def _rounds(passes: Passes, batch: Array, contexts: Array, beside: bool = False)
 
 
 def _work_of(resource: str) -> Measure:
-    """Time a resource would need at its full rate; it adds up over ops. [s]"""
+    """Return the time that a resource would need at its full rate. [s]"""
 
     def of_op(op: Op, d: Deployment) -> Number:
         return peak_seconds(op, d).get(resource, 0.0)
@@ -312,7 +312,7 @@ def make_tables(
 
 
 def _index_nodes(nodes: Array) -> NDArray[np.int32]:
-    """The node at or below every whole number up to the last node; equal nodes share the array.
+    """Return the index of the node at or below each integer; equal nodes share the array.
 
     Contexts of millions of tokens make it large, and the tables of a replica with other pass
     budgets have the same contexts.

@@ -407,7 +407,7 @@ def make_sizes(costs: StepCosts) -> Records[Sizes]:
 
 
 def _pool_sizes(costs: StepCosts, limits: Limits, different: int, replicas: int) -> list[int]:
-    """Entries of each replica's memories, and of the remote one, at most."""
+    """Return the largest number of entries of each replica's memories and of the remote one."""
     if not limits.part_bytes:
         return [0] * (POOLS * replicas + 1)
     rules, gpus = costs.rules, costs.deployment.gpus
@@ -475,7 +475,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Limits:
 
 
 def _unit(rules: Rules, requests: Requests) -> int:
-    """Shared blocks that are stored and loaded together.
+    """Return the number of shared blocks that are stored and loaded together.
 
     Raises
     ------
@@ -499,7 +499,7 @@ def _unit(rules: Rules, requests: Requests) -> int:
 
 
 def _part_bytes(costs: StepCosts, requests: Requests) -> int:
-    """Memory of a KV block that is shared: what a block of the trace adds at least, over its own.
+    """Return the memory of a shared KV block: the least that a block of the trace adds, per part.
 
     Without blocks in the trace sequences still find their own again after they were preempted. [B]
     """

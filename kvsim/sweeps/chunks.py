@@ -1,4 +1,4 @@
-"""How a sweep is divided into chunks, and what is computed for each: a Parquet file's bytes.
+"""Division of a sweep into chunks, and computation of each chunk's Parquet file.
 
 A chunk carries everything that its evaluation needs, so that any process with the same version of
 kvsim computes the same bytes from it. The planner and the simulator are imported where a case needs

@@ -1,4 +1,4 @@
-"""What stays resident: caches and weights of every layer, and buffers that layers share."""
+"""Resident memory: caches and weights of every layer, and buffers that layers share."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What released engines run: techniques on which GPUs, without changes to their code."""
+"""Techniques and GPUs that released engines support."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""A technique: for every layer one part of each axis, and who drafts for the whole model.
+"""A technique: for each layer one part per axis, and a drafting method for the whole model.
 
 It states the ops of a step and what stays resident; everything a prediction, a simulation or a
 plan needs of it follows from that through the hooks here.

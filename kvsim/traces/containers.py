@@ -250,7 +250,7 @@ def _header(source: Source) -> tuple[list[str], str]:
     where = f"{source.name}, line 1"
     line = source.peek.split(b"\n", 1)[0].rstrip(b"\r")
     if len(line) > LONGEST_HEADER:
-        raise InputError(f"{where}: longer than a header; expected CSV or JSON")
+        raise InputError(f"{where}: too long for a header; expected CSV or JSON")
     try:
         text = line.decode()
     except UnicodeDecodeError:

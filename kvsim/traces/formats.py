@@ -123,7 +123,7 @@ def unpack_sharegpt(conversation: Record) -> Iterator[Record]:
     """
     turns = conversation.get("conversations", conversation.get("conversation"))
     if not isinstance(turns, list):
-        raise InputError("conversations: not a list; expected turns")
+        raise InputError("conversations: expected a list of turns")
     if len(turns) < 2:
         raise InputError("conversations: fewer than two turns; expected a question and an answer")
     texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]

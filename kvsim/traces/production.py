@@ -279,7 +279,7 @@ def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> Len
         except (KeyError, ValueError):
             edge = float("nan")
         if not (0 <= edge <= MOST_LENGTH or edge == float("inf")):
-            raise InputError(f"{where}: {name}_bucket without a number of tokens as le")
+            raise InputError(f"{where}: label le of {name}_bucket is not a number of tokens")
         grown = _increments(times, values, grid)
         by_edge[edge] = by_edge.get(edge, np.zeros(len(grid) - 1)) + grown
     edges = np.array(sorted(by_edge))

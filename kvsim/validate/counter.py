@@ -1,4 +1,4 @@
-"""What a real run does, op by op: FLOPs by torch's formulas, bytes named and bytes measured.
+"""Counters of real runs, op by op: FLOPs by PyTorch's formulas, stated and measured bytes.
 
 An implementation names its ops as ``kvsim/techniques`` does and says which tensors each of them
 reads and writes; what its kernels really touched is measured beside it.
@@ -151,7 +151,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs, out: object) -> None:
-        """What subclasses see of it."""
+        """Hook that receives each kernel; ignored by default."""
 
 
 class Footprint(Watch):  # type: ignore[no-untyped-call]
@@ -213,7 +213,7 @@ class Footprint(Watch):  # type: ignore[no-untyped-call]
             self._write(tensor, plain)
 
     def _from_outside(self, tensor: Tensor) -> bool:
-        """Whether a tensor comes from memory, and not from a kernel of this op."""
+        """Return whether a tensor comes from memory rather than from a kernel of this op."""
         key = self._hold(tensor)
         if key in self._own:
             return False
@@ -244,7 +244,7 @@ def _numbers(values: object) -> Iterator[Tensor]:
 
 
 def _changed(func: Any, args: tuple[object, ...], kwargs: Kwargs) -> Iterator[Tensor]:
-    """Arguments that a kernel writes to."""
+    """Yield the arguments that a kernel writes to."""
     for i, asked in enumerate(func._schema.arguments):
         if asked.alias_info is not None and asked.alias_info.is_write:
             yield from _numbers(args[i] if i < len(args) else kwargs.get(asked.name))
@@ -256,7 +256,7 @@ def _view(tensor: Tensor) -> View:
 
 
 def _union(views: Iterable[View]) -> int:
-    """Size of what views of one tensor show together. [B]"""
+    """Return the size of the union of several views of one tensor. [B]"""
     (_, shape, strides, size), *more = views = [v for v in views if 0 not in v[1]] or [EMPTY]
     if not more:
         return size * prod(n for n, step in zip(shape, strides, strict=True) if step)
@@ -549,12 +549,12 @@ class _CountedRecord(OpRecord):
 def _attention_flops(
     queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object
 ) -> int:
-    """Of fused attention with grouped heads, every pair of a query and a key counted."""
+    """Return the FLOPs of fused attention with grouped heads, over all query-key pairs."""
     return 2 * queries.shape[:3].numel() * keys.shape[2] * (queries.shape[3] + values.shape[3])
 
 
 def _int4_flops(tensor: Tensor, packed: Tensor, group: int, scales: Tensor, **_: object) -> int:
-    """Of a product with 4-bit weights."""
+    """Return the FLOPs of a product with 4-bit weights."""
     return 2 * tensor.numel() * scales.shape[1]
 
 

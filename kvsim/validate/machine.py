@@ -1,4 +1,4 @@
-"""What a run may use: a device that is there, and memory that is free."""
+"""Devices and free memory for real runs."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A plan run for real: its loss on a text and its times, beside full-precision KV's."""
+"""Running a plan: its quality loss and its times, compared with full-precision KV."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What this process may use of its host: cores, cache and memory, whatever the machine has.
+"""Cores, cache and memory of the host that this process may use.
 
 Containers are given a share of a machine, and the kernel says which. A machine with several NUMA
 nodes is used one node at a time: memory of another node would be measured as if it were near.
@@ -77,14 +77,14 @@ def _allowed(root: Path) -> set[int]:
 
 
 def _nodes(root: Path) -> dict[int, set[int]]:
-    """CPUs of every NUMA node that has some."""
+    """Return the CPUs of every NUMA node that has any."""
     places = (root / "sys/devices/system/node").glob("node[0-9]*")
     found = {int(p.name[4:]): _numbers(system_text(p / "cpulist")) for p in places}
     return {node: cpus for node, cpus in found.items() if cpus}
 
 
 def _cache(root: Path, cpus: tuple[int, ...]) -> int:
-    """Each CPU's largest cache, those that CPUs share counted once. [B]"""
+    """Return the size of the CPUs' last-level caches, counting shared ones once. [B]"""
     shared: dict[tuple[int, ...], int] = {}
     for cpu in cpus:
         sizes = []
@@ -100,7 +100,7 @@ def _cache(root: Path, cpus: tuple[int, ...]) -> int:
 
 
 def _quota(root: Path) -> float:
-    """CPUs' time that the container may use. [cores]"""
+    """Return the CPU time that the container may use. [cores]"""
     found = [float("inf")]
     for folder in _groups(root):
         limit = system_text(folder / "cpu.max").split()
@@ -113,7 +113,7 @@ def _quota(root: Path) -> float:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """What each of the container's groups may have, and has. [B]"""
+    """Yield limit and use of memory of each of the container's groups. [B]"""
     for folder in _groups(root):
         for limit, used in (
             ("memory.max", "memory.current"),
@@ -125,14 +125,14 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _reclaimable(folder: Path, used: int) -> int:
-    """What a group uses, less the files that the kernel may forget. [B]"""
+    """Return a group's memory use without files that the kernel can drop. [B]"""
     stat = system_text(folder / "memory.stat") or system_text(folder / "memory/memory.stat")
     found = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.M)
     return max(0, used - int(found[1]) if found else used)
 
 
 def _groups(root: Path) -> list[Path]:
-    """The container's group and those around it."""
+    """Return the container's control group and its parents."""
     top = root / "sys/fs/cgroup"
     found = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.M)
     folder = top / found[1] if found and found[1] else top
@@ -141,7 +141,7 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _numbers(text: str) -> set[int]:
-    """The numbers that a list of ranges names, such as ``0-3,8``."""
+    """Return the integers in a list of ranges such as ``0-3,8``."""
     found: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found |= set(range(int(first), int(last or first) + 1))

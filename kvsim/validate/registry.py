@@ -1,4 +1,4 @@
-"""Which techniques run for real, their classes, and settings under which each acts in small runs.
+"""Registry of real implementations, with settings that take effect in small runs.
 
 A session lists its units by it: PyTorch is not imported unless a class or settings are asked for.
 """
@@ -133,7 +133,7 @@ def find_part(base: type[Piece], part: Part, name: str = "") -> type[Piece]:
     Parameters
     ----------
     base
-        Base class of the class.
+        Base class that the result must have.
     name
         Name in notation, such as ``late-kivi`` for the class ``LateKivi``; by default the part's.
 

@@ -130,7 +130,7 @@ class Generation:
     def _finish_layer(
         self, rest: Callable[[], None], layer: int, hidden: Tensor, step: Pass
     ) -> None:
-        """Attention has answered: end the layer."""
+        """End a layer whose asynchronous attention is complete."""
         rest()
         self.impl.on_layer_output(layer, hidden, step)
 
@@ -202,7 +202,7 @@ class Generation:
         self.cached = [n + 1 for n in self.cached]
 
     def _pad_prompts(self) -> Tensor:
-        """All prompts (batch, longest), zeros behind shorter ones.
+        """Return all prompts (batch, longest), padded with zeros.
 
         Made once and before any clock runs: a list of 8,192 tokens takes Python 2 ms to convert.
         """
@@ -212,7 +212,7 @@ class Generation:
         return padded.to(self.decoder.device)
 
     def _prefill(self) -> Tensor:
-        """The pass over all prompts, layer by layer; logits of their last tokens (batch, vocab)."""
+        """Run prefill layer by layer; return the logits of the last tokens, (batch, vocab)."""
         self.decoder.counter.begin("prefill")
         device = self.decoder.device
         positions = torch.arange(self.longest, device=device)[None]

@@ -1,4 +1,4 @@
-"""Timed work in the order of its worth: what is next in the time there is, and how long it takes.
+"""Scheduling of timed work by priority within the available time.
 
 Calibrating, validating and the minutes that a GPU is rented for are all a list of units. What is
 left is planned anew after each unit, by how long those before it took on this machine.

@@ -256,7 +256,7 @@ def to_device(
 
 
 class _Done:
-    """Compute on a CPU is done when it returns."""
+    """Mark of work on a CPU, which is done when it returns."""
 
     def wait(self) -> None:
         return None
@@ -286,7 +286,7 @@ class _ThreadMark:
 
 
 class _ThreadLane:
-    """A thread that stands for a stream."""
+    """A thread that represents a stream."""
 
     def __init__(self, run: Runs) -> None:
         threads = torch.get_num_threads()  # as compute has; a new thread would take every core
@@ -302,7 +302,7 @@ class _ThreadLane:
 
 
 class _ComputeLane:
-    """Compute that waits until it is needed, on the thread that needs it."""
+    """A stream whose work runs when it is needed, on the thread that needs it."""
 
     def __init__(self, run: Runs) -> None:
         self._run = run
@@ -315,7 +315,7 @@ class _ComputeLane:
 
 
 class _Later:
-    """Work that the first to wait for it does."""
+    """Work that is run by the first thread that waits for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
@@ -338,7 +338,7 @@ class _CudaMark:
 
 
 class _CudaLane:
-    """A stream of its own; the host only queues."""
+    """A separate CUDA stream, on which the host only queues work."""
 
     def __init__(self, device: torch.device, way: str, run: Runs) -> None:
         self._device, self._run = device, run
@@ -355,6 +355,6 @@ class _CudaLane:
 
 @cache
 def _stream(device: torch.device, way: str) -> torch.cuda.Stream:
-    """One stream per device and way for all runs: each new one costs memory of its own."""
+    """Return the stream of a device and direction, which all runs share."""
     made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return made

@@ -34,7 +34,7 @@ def test_a_large_model_on_a_desktop_runs_at_the_rate_of_its_active_experts() -> 
         (("--model", "gpt-oss-120b", "--n-cpu-moe", "some"), "whole number, or all or auto"),
         (("--model", "gpt-oss-120b", "--n-cpu-moe", "all", "--host-memory", "32"),
          "take 56.7 GiB and it has 32.0; keep fewer"),
-        (("--model", "gpt-oss-120b", "--override-tensor", "foo=CPU"), "of no layer of gpt-oss"),
+        (("--model", "gpt-oss-120b", "--override-tensor", "foo=CPU"), "of any layer of gpt-oss"),
         (("--model", "gpt-oss-120b", "--override-tensor", "exps"), "expected PATTERN=CPU"),
         (("--model", "gpt-oss-120b", "--override-tensor", "ex(=CPU"), "is no pattern"),
         (("--model", "gpt-oss-120b", "--host", "laptop"), "unknown host 'laptop'"),

@@ -140,7 +140,7 @@ def test_accepted_drafts_come_from_a_trace_at_their_mean_or_drawn(tmp_path: Path
     for spec, words in [
         ("quantspec:acceptance=0.5", "omit one"),
         ("quantspec:gamma=9", "gamma 9 was not measured"),
-        ("magicdec", "nothing measured for magicdec"),
+        ("magicdec", "was not measured; the file has"),
     ]:
         done = run(*BASE, "sample:chat", "--technique", spec, "--acceptance", str(path))
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err

@@ -75,7 +75,7 @@ def test_rows_that_are_no_evidence(
     ("content", "said"),
     [
         (b"", "ops.csv"),
-        (b"device,engine,version,op,dtype,ms,m,n,k\n", "ops.csv: no row below a header"),
+        (b"device,engine,version,op,dtype,ms,m,n,k\n", "ops.csv: no rows; expected the columns"),
         (b"device,engine,op,ms,ms\nh100,mine,gemm,1,2\n", "ms"),
         (b"device,engine,op,ms\nh100,mine,gemm,1,2,3,4\n", "line 2"),
         (b'device,engine,op,ms\nh100,mine,gemm,"1\n', "ops.csv"),

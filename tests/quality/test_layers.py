@@ -135,7 +135,7 @@ def test_a_budget_of_loss_is_spent_on_widths() -> None:
 
 
 def test_too_few_bits_are_refused() -> None:
-    with pytest.raises(InfeasibleError, match="narrowest width that was measured is 2"):
+    with pytest.raises(InfeasibleError, match="expected at least 2, the narrowest width"):
         assign(made(), 1.5)
 
 

@@ -1,4 +1,4 @@
-"""What microbenchmarks measured, and the file that keeps it while they run.
+"""Samples of microbenchmarks, and the file that stores them.
 
 A sample is an op as the simulator states it and how long it took, so that the fit predicts it by
 the same roofline as everything else. The file has one JSON object per line: what ran where, then

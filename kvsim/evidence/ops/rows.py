@@ -1,4 +1,4 @@
-"""Measured operators from CSV files: what each row says, and which rows are no evidence.
+"""Measured operators from CSV files, and the reasons why rows are unusable.
 
 Columns: device, engine, version, op, ms and those of its kind of op (``KINDS``). A row that cannot
 be used is counted under the reason, never fitted.
@@ -245,7 +245,7 @@ def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
             count += 1
             seen[row["device"], row["engine"]] = None
         if not count:
-            raise InputError(f"{path}: no row below a header with device, engine, op and ms")
+            raise InputError(f"{path}: no rows; expected the columns device, engine, op and ms")
     return list(seen)
 
 

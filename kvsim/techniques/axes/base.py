@@ -1,4 +1,4 @@
-"""The four axes of a technique: what a paper may say, and what it is asked.
+"""The four axes of a technique: base classes of its parts, and their hooks.
 
 *Selection* says which cached tokens stay and which of them a query reads, *storage* how keys and
 values are stored, *placement* where they live and how they come to where attention runs, and
@@ -257,7 +257,8 @@ class Term:
 
         Parameters
         ----------
-        prompt, generate : the requests' means, for what is no budget. [tokens]
+        prompt, generate : mean lengths of prompts and answers, for settings other than budgets.
+            [tokens]
         """
         if not self.candidates:
             return self.options(deployment, prompt, generate)

@@ -1,4 +1,4 @@
-"""Drafting that several techniques share: rounds, acceptance, a model that drafts itself."""
+"""Drafting that several techniques share: rounds, acceptance, and self-drafting."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -108,8 +108,8 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
     shares = [float(item) for item in given.split("/")]
     if len(shares) < gamma:
         raise InputError(
-            f"{name}: acceptance={given} has {len(shares)} positions and gamma is {gamma}; "
-            f"give a share for each"
+            f"{name}: acceptance={given} has {len(shares)} positions, but gamma is {gamma}; "
+            f"give one share per drafted token"
         )
     return sum(shares[:gamma])
 

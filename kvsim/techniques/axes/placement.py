@@ -1,4 +1,4 @@
-"""Where caches, weights and hidden states live: shares of them on the host, or on a drive.
+"""Placement of caches, weights and hidden states: shares on the host, or on a drive.
 
 One family, of which full, offload, FlexGen, FastDecode, KCache and KVPR are corners. Of a layer's
 cached tokens one share stays on the GPU, one is copied to it in every step, and one is attended to

@@ -1,4 +1,4 @@
-"""Settings of techniques: what each may be, and how it is written."""
+"""Settings of techniques: allowed values and notation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field

@@ -1,4 +1,4 @@
-"""Storages that several techniques share: groups of a token's numbers, and caches in one piece."""
+"""Storages that several techniques share: quantised groups, and caches in a single buffer."""
 
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format

@@ -1,4 +1,4 @@
-"""Ada-KV: the heads of a layer share its budget by what their scores lose."""
+"""Ada-KV: divides a layer's budget among its heads according to their scores."""
 
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers

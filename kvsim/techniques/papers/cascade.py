@@ -1,4 +1,4 @@
-"""Cascade attention: a prefix that sequences share is kept once and read once for all of them."""
+"""Cascade attention: a prefix that sequences share is stored and read once for all of them."""
 
 import numpy as np
 

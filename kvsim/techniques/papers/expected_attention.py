@@ -1,4 +1,4 @@
-"""Expected Attention: tokens are scored by what queries yet to come are expected to give them."""
+"""Expected Attention: tokens are scored by the expected attention of future queries."""
 
 from kvsim.engine import ops
 from kvsim.frozen import frozen

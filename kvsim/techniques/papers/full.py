@@ -1,4 +1,4 @@
-"""Full-precision keys and values, all on the GPU: what every other technique is compared with."""
+"""Full-precision keys and values on the GPU: the baseline of all comparisons."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""KeyDiff: keys that are least like the others stay."""
+"""KeyDiff: keeps the tokens whose keys are least similar to the others."""
 
 from kvsim.engine import ops
 from kvsim.frozen import frozen

@@ -1,4 +1,4 @@
-"""KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
+"""KVQuant: keys packed per channel before rotary embedding, outliers separately."""
 
 from kvsim.engine import ops
 from kvsim.engine.formats import UNGROUPED, Format

@@ -1,4 +1,4 @@
-"""KVzip: the model repeats its context, and what it looks up for that stays."""
+"""KVzip: keeps the tokens that the model looks up while it repeats its context."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""MiKV: what eviction would drop is kept at low precision, the rest at high."""
+"""MiKV: tokens that would be evicted are kept at low precision, the others at high."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Drafts looked up in the text: what followed the last tokens where they stood before."""
+"""N-gram drafts: the tokens that followed an earlier occurrence of the last tokens."""
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Launches

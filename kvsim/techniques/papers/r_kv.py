@@ -1,4 +1,4 @@
-"""R-KV: long reasoning keeps what matters and is not said twice."""
+"""R-KV: keeps the important and non-redundant tokens of long reasoning."""
 
 import numpy as np
 

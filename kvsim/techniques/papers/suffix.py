@@ -1,4 +1,4 @@
-"""Suffix decoding: drafts from trees of what was written before."""
+"""Suffix decoding: drafts from suffix trees of earlier text."""
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.drafting import MOST_DRAFTS, Rounds

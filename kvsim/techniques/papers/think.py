@@ -1,4 +1,4 @@
-"""ThinK: channels of keys that queries make little of are dropped."""
+"""ThinK: key channels that matter little to queries are dropped."""
 
 import numpy as np
 

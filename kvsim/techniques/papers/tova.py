@@ -1,4 +1,4 @@
-"""TOVA: what the prompt's last query attends to stays."""
+"""TOVA: keeps the prompt tokens to which its last query attends."""
 
 from kvsim.frozen import frozen
 from kvsim.graph import Op

@@ -1,4 +1,4 @@
-"""TurboQuant: every token's vectors rotated at random, then rounded number by number."""
+"""TurboQuant: each token's vectors are rotated at random, then quantised element by element."""
 
 import numpy as np
 

@@ -93,7 +93,7 @@ def shapes(place: Bench) -> Iterator[Shape]:
 
 
 def _gpu_shapes(place: Bench) -> Iterator[Shape]:
-    """Those of models that are served: heads of 64 channels take prompts at half the rate."""
+    """Yield shapes of served models, in which prefill of 64-channel heads runs at half the rate."""
     for heads in reversed(ATTENTION_HEADS[place.pick(1, 0) :]):
         for batch in place.pick((1, 8), (1, 4, 16)):
             for tokens in place.pick((256, 8192, 131072), (256, 1024, 8192, 65536, 131072)):

@@ -1,4 +1,4 @@
-"""Benchmarks of compute: matrix products, what a layer does besides, and what a launch costs."""
+"""Benchmarks of compute: matrix products, the other ops of a layer, and kernel launches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,7 +177,7 @@ def _pointwise_inputs(
 def _layer(
     x: Tensor, q: Tensor, k: Tensor, wide: Tensor, turns: tuple[Tensor, Tensor], norm: Norm
 ) -> None:
-    """As ``kvsim.validate.model.decoder`` does it."""
+    """Run a layer's pointwise ops as ``kvsim.validate.model.decoder`` does."""
     normed = norm(x)
     rotate(q, *turns)
     rotate(k, *turns)

@@ -1,4 +1,4 @@
-"""What a device is, what it runs at, and what makes its measurements suspicious."""
+"""Description of a device, its clocks, and signs that make measurements suspicious."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
 
 
 def _range(values: list[str]) -> str:
-    """One value, or the lowest and the highest; texts in the order in which they came."""
+    """Format one value, or the smallest and the largest; texts in order of appearance."""
     different = list(dict.fromkeys(values))
     try:
         different.sort(key=float)
@@ -163,7 +163,7 @@ def place(device: torch.device, quick: bool) -> Bench:
     if free < NEEDED:
         raise InputError(
             f"--device: {device} has {free / 2**30:.1f} GiB free, expected at least "
-            f"{NEEDED / 2**30:.0f}; end what uses its memory"
+            f"{NEEDED / 2**30:.0f}; end the processes that use its memory"
         )
     if device.type == "cpu":
         cache = Processor.detect().cache
@@ -307,7 +307,7 @@ def running(device: torch.device) -> AbstractContextManager[Since]:
 
 
 def _card(index: int) -> str:
-    """As the driver names it, which counts every card, where PyTorch counts those it may use."""
+    """Return the driver's name of a card: its UUID, as PyTorch may count cards differently."""
     properties = torch.cuda.get_device_properties(index)
     return f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
 

@@ -1,4 +1,4 @@
-"""The suite of benchmarks: what it costs, which of it comes first, and running it.
+"""The suite of benchmarks: its cost, its order, and running it.
 
 Costs are estimated from three rough rates before anything is measured; while the suite runs, what
 it really took corrects them. Every unit of measurements is kept once it is done.
@@ -196,7 +196,7 @@ def _weights(model: str, layers: int, device: torch.device, dtype: torch.dtype) 
 
 @cache
 def _deployment(model: str, layers: int, on_cpu: bool) -> Deployment:
-    """Any machine does: it weighs what a technique does, not what an op costs."""
+    """Return a deployment on any machine, as only relative amounts of work matter."""
     stack = load_stack("kvsim")
     if on_cpu:  # the kernels that were counted are those that a GPU is given
         stack = replace(stack, time=replace(stack.time, counted_launches=False))
@@ -253,7 +253,7 @@ class Runs:
 
 
 def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats: int) -> Runs:
-    """Runs of one workload; the first warms up: kernels are compiled and chosen in it."""
+    """Time runs of one workload after a first one that compiles and selects kernels."""
     run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         whole = run_timed(decoder, technique, work)
@@ -295,7 +295,7 @@ def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator
 
 
 def _passes(passes: Sequence[TimedPass], phase: str) -> Sequence[TimedPass]:
-    """Those of a phase: of the prompt the model's own."""
+    """Return the passes of a phase; of prefill only that of the model itself."""
     return passes[:1] if phase == "prefill" else [p for p in passes if p.kind == "decode"]
 
 
@@ -632,7 +632,7 @@ def _tell_left_out(runner: Runner, say: Say) -> None:
 def _check_measured(
     name: str, todo: Mapping[Unit, Sequence[Work]], log: Log, refused: Mapping[str, str]
 ) -> None:
-    """Refuse to go on without a benchmark that every profile needs.
+    """Check that every benchmark that a profile needs was measured.
 
     Raises
     ------
@@ -657,7 +657,7 @@ def _check_measured(
 
 
 def _measured(work: Work, name: str, clocks: Mapping[str, Timer], budget: float) -> Sample | str:
-    """One work's sample, or why this device or build of PyTorch cannot run it."""
+    """Return the sample of one benchmark, or why this device or build of PyTorch cannot run it."""
     try:
         with work.make() as calls:
             runs = measure(clocks[work.clock], calls, budget)

@@ -1,4 +1,4 @@
-"""Where benchmarks run, work of a known size that is ready to be timed, and the clocks for it."""
+"""Benchmarks of known work, the devices they run on, and clocks to time them."""
 
 import threading
 import time as time_of
@@ -192,7 +192,7 @@ def _as_tuple(inputs: Inputs) -> tuple[Any, ...]:
 
 @cache
 def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers that inputs are filled with."""
+    """Return the random numbers with which inputs are filled."""
     drawn = torch.empty(RANDOM_NUMBERS, dtype=torch.float32).normal_(0, 0.1)
     return drawn.to(device, dtype)
 

@@ -1,1 +1,1 @@
-"""What real runs compute, move and keep, counted and held against what techniques state."""
+"""FLOPs, bytes and memory of real runs, counted and compared with predictions."""

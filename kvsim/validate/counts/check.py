@@ -223,7 +223,7 @@ def _run(
 
 
 def _agreement(truth: Generation, run: Generation) -> tuple[float, float]:
-    """Share of equal tokens; largest difference of logits until tokens part."""
+    """Return the share of equal tokens, and the largest logit difference before they differ."""
     same = (truth.tokens == run.tokens).float().mean().item()
     worst = 0.0
     for ours, theirs, equal in zip(
@@ -236,5 +236,5 @@ def _agreement(truth: Generation, run: Generation) -> tuple[float, float]:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference; not a number counts as infinite."""
+    """Return the largest difference; NaN counts as infinite."""
     return float((a - b).abs().nan_to_num(torch.inf).max())

@@ -1,4 +1,4 @@
-"""Predicted against counted: FLOPs, bytes by channel and resident bytes, joined by name.
+"""Comparison of predicted and counted FLOPs, bytes by channel, and resident bytes.
 
 The prediction is the technique's own statement in ``kvsim/techniques``, under stack ``kvsim``; the
 count comes from the tensors of a real run.
@@ -268,7 +268,7 @@ def as_run(run: Generation) -> Technique:
 def _stated_work(
     technique: Technique, deployment: Deployment, run: Generation
 ) -> dict[str, dict[str, Count]]:
-    """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
+    """Return the predicted work by phase, averaged over the lengths of a round's sequences."""
     batch, prompt, generate = run.batch, run.longest, run.generate
     start = decode_point(batch, prompt, generate, 0)
     decode = [
@@ -286,13 +286,13 @@ def _stated_work(
 
 
 def _as_often(run: Generation, every: int) -> float:
-    """How often a run did what the prediction spreads over so many steps, over its even share."""
+    """Return how often an op ran, relative to the prediction that spreads it over many steps."""
     steps, first = len(run.rounds), run.longest
     return ((first + steps) // every - first // every) * every / max(steps, 1)
 
 
 def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
-    """The technique as each round ran it: a full buffer may cut a round's drafts short."""
+    """Return the technique as each round ran it; a full buffer may limit a round's drafts."""
     drafted: list[int] | None = getattr(run.impl, "drafted", None)
     return (
         [technique] * len(run.rounds)
@@ -302,7 +302,7 @@ def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
 
 
 def _sum(steps: Iterable[Step]) -> dict[str, Count]:
-    """Work by op, the mean over points; those that have none are never launched."""
+    """Average the work of each op over points; ops without work are not launched."""
     total: dict[str, Count] = {}
     for step in steps:
         for op, times in all_ops(step):
@@ -326,7 +326,7 @@ def _counted(counter: OpCounter) -> dict[str, dict[str, Count]]:
 def _buffers(
     technique: Technique, deployment: Deployment, run: Generation, reasons: Mapping[str, str]
 ) -> Iterable[Buffer]:
-    """Buffers that both sides name, while the prompt is read and after the last round.
+    """Yield the buffers of both sides, during prefill and after the last round.
 
     What does not change in between was reserved for the whole generation.
     """

@@ -1,4 +1,4 @@
-"""What a technique says of a whole run: times, memory, copies, and what its ops take.
+"""Predictions for a whole run: times, memory, copied bytes, and times of ops.
 
 Nothing but drawing prompts needs PyTorch: what a session has measured is compared with it anywhere.
 """
@@ -202,7 +202,7 @@ def op_seconds(
 
 
 def _on_gpu_beside(op: Op, deployment: Deployment) -> float:
-    """What an op takes on the GPU that it states as fixed: ``ops_by_name`` leaves that out. [s]"""
+    """Return the fixed GPU time of an op, which ``ops_by_name`` leaves out. [s]"""
     if op.name == "pointwise":
         floor = deployment.stack.kernel("pointwise").floor
         return max(float(op.launches) - 1.0, 0.0) * floor

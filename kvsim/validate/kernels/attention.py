@@ -144,7 +144,7 @@ def rows(view: View, part: slice, which: Literal["k", "v"]) -> Tensor:
 
 
 def _parts(view: View, tokens: int, width: int, which: Literal["k", "v"]) -> Iterator[slice]:
-    """Ranges of tokens to widen at once; on a CPU few enough for its cache, packed ones apart."""
+    """Yield ranges of tokens to dequantise at once; on a CPU small enough for its cache."""
     store, count = (view.k, view.k_packed) if which == "k" else (view.v, view.v_packed)
     if view.lengths.is_cuda:
         yield slice(0, tokens)
@@ -157,7 +157,7 @@ def _parts(view: View, tokens: int, width: int, which: Literal["k", "v"]) -> Ite
 
 
 def _mask_missing(view: View, part: slice, values: Tensor) -> Tensor:
-    """Values of tokens that are there; beyond an end may be anything, and 0 times NaN is not 0."""
+    """Set the values of missing tokens to 0, as 0 times NaN is not 0."""
     if not view.lengths.is_cuda and part.stop <= int(view.lengths.min()):
         return values
     position = torch.arange(part.start, part.stop, device=values.device)
@@ -166,7 +166,7 @@ def _mask_missing(view: View, part: slice, values: Tensor) -> Tensor:
 
 
 def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
-    """Which token each query sees, (batch, queries, tokens)."""
+    """Return which tokens each query sees, (batch, queries, tokens)."""
     position = torch.arange(tokens, device=view.lengths.device)
     query = torch.arange(queries, device=view.lengths.device)
     own = queries - 1 - query if view.causal else torch.zeros_like(query)

@@ -602,7 +602,7 @@ def attend_masked(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -
 
 
 def _runs_room(queries: Tensor, kv_heads: int, tokens: int) -> tuple[int, Tensor, Tensor]:
-    """Tokens of a run, and room for what runs leave.
+    """Return the tokens per run, and buffers for the partial results of runs.
 
     Returns
     -------
@@ -620,7 +620,7 @@ def _runs_room(queries: Tensor, kv_heads: int, tokens: int) -> tuple[int, Tensor
 
 
 def _joined(queries: Tensor, out: Tensor, lse: Tensor) -> PartialAttention:
-    """Merge the runs of every query row."""
+    """Merge the partial results of the runs of every query row."""
     programs, splits, rows, width = out.shape
     head_dim = queries.shape[3]
     used = prod(queries.shape[:3]) // programs
@@ -708,20 +708,20 @@ def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def _block(width: int, fetched: bool) -> int:
-    """Tokens widened at once: fewer where there are not registers enough for more."""
+    """Return the tokens dequantised at once; fewer if registers do not suffice."""
     numbers = WIDENED_TOKENS * WIDENED_TOKENS // (2 if fetched else 1)
     return max(min(numbers // width, WIDENED_TOKENS), QUERIES)
 
 
 def _split(tokens: int, programs: int, device: torch.device) -> int:
-    """Tokens of one program: many where all processors have work even so."""
+    """Return the tokens per program; more if all processors are busy anyway."""
     wanted = WAVES * _processors(device)
     return next((n for n in SPLITS if programs * ceil_div(tokens, n) >= wanted), SPLITS[-1])
 
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
+    """Return the number of multiprocessors of a GPU."""
     if device.type != "cuda":
         return PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -732,12 +732,12 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 
 
 def _room(view: View) -> int:
-    """Tokens the longest sequence may have, without asking the GPU."""
+    """Return the largest possible length of a sequence, without asking the GPU."""
     return (view.k.rows if view.k else 0) + (0 if view.k_tail is None else view.k_tail.shape[2])
 
 
 def _side(view: View, which: str) -> tuple[list[Any], list[Any]]:
-    """A side's pointers and strides, and its constants, in the kernel's order."""
+    """Return pointers, strides and constants of keys or values, in the kernel's order."""
     store: Store | None = getattr(view, which)
     tail: Tensor | None = getattr(view, f"{which}_tail")
     fetched: Tensor | None = getattr(view, f"{which}_fetched")

@@ -1,4 +1,4 @@
-"""Blocks of numbers that stay in a CPU's cache: ranges of rows, attention's two products."""
+"""Blockwise computation within a CPU's cache: ranges of rows, attention's two products."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""Numbers of few bits in bytes: neighbours in the last dimension, lowest bits first.
+"""Packing of low-bit codes in bytes: neighbours in the last dimension, lowest bits first.
 
 Three bits are two planes: the lower two of all numbers, then the upper one of all.
 """

@@ -1,4 +1,4 @@
-"""Quantisers: numbers to codes with scales and zero points, packed.
+"""Quantisers: packed codes with scales and zero points.
 
 Arithmetic is in fp32 with the fp16 scales and zero points that are stored, so that widening gives
 back what the quantiser meant. A number half-way between two codes takes the upper one.

@@ -104,7 +104,7 @@ class Store:
     def _by_group(
         self, wide: Tensor, tables: tuple[Tensor, ...], group: int, start: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Rows from ``start`` on, seen so that the tables of their groups broadcast to them."""
+        """Return rows from ``start`` on, shaped so that group tables broadcast to them."""
         batch, heads, count, channels = wide.shape
         first, groups = start // group, count // group
         if self.first is None and start % group == 0 and count % group == 0:
@@ -120,7 +120,7 @@ class Store:
         return wide, tuple(t.float().gather(2, spread) for t in tables)
 
     def _group_of_row(self, group: int, groups: int, start: int, count: int) -> Tensor:
-        """Which group of ``group`` rows each row from ``start`` on is in, (batch, count)."""
+        """Return the group of each row from ``start`` on, (batch, count)."""
         rows = torch.arange(start, start + count, device=self.codes.device)
         if self.first is None:
             index = (rows // group).expand(self.codes.shape[0], -1)

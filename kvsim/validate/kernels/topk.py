@@ -70,6 +70,6 @@ def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: T
 
 
 def _ranked(logits: Tensor, kv_heads: int, eligible: Tensor) -> Tensor:
-    """Mean attention, below 0 where a token may not be chosen."""
+    """Return mean attention, with negative values for tokens that may not be chosen."""
     barred = torch.arange(logits.shape[-1], device=logits.device) >= eligible[:, None, None]
     return mean_attention(logits, kv_heads).masked_fill_(barred, -1.0)

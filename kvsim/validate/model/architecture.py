@@ -78,7 +78,7 @@ class Rope:
         return keep * plain + (1 - keep) * plain / self.factor
 
     def _pair(self, turns: float) -> float:
-        """The pair of numbers that turns so often over the trained positions."""
+        """Return the pair of channels that rotates a given number of times in training."""
         return self.dim * log(self.trained / (turns * 2 * pi)) / (2 * log(self.theta))
 
     def table(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

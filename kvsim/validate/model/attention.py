@@ -1,4 +1,4 @@
-"""Attention of new tokens over cached ones: what a query may see, and the fused kernel."""
+"""Attention of new tokens over cached ones: visibility, and the fused kernel."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -156,7 +156,7 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
 
 
 def _by_head(queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
-    """Every query head by itself."""
+    """Attend with every query head separately."""
     mask = seen if isinstance(seen, Tensor) else None
     if isinstance(seen, str) and seen == "later":  # no mask where a fused kernel knows it
         mask = _bias(queries, keys) if queries.is_cuda else _lower_right(queries, keys)
@@ -176,14 +176,14 @@ def _by_head(queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tenso
 
 
 def _lower_right(queries: Tensor, keys: Tensor) -> Tensor:
-    """A mask under which queries are the latest tokens, (1, 1, queries, keys)."""
+    """Return the mask under which queries are the latest tokens, (1, 1, queries, keys)."""
     new, held = queries.shape[2], keys.shape[2]
     everything = torch.ones(new, held, dtype=torch.bool, device=queries.device)
     return everything.tril(held - new)[None, None]
 
 
 def _bias(queries: Tensor, keys: Tensor) -> Tensor:
-    """The same as a name that fused kernels know, made where ops are not counted."""
+    """Return the same mask in the form that fused kernels recognise, uncounted."""
     with _disable_current_modes():
         return causal_lower_right(queries.shape[2], keys.shape[2])
 
@@ -230,7 +230,7 @@ def kernels(model: Model, device: torch.device) -> dict[str, str]:
 
 @cache
 def _packs_for_amx() -> bool:
-    """Whether PyTorch's fused attention takes numbers of 16 bits on this CPU.
+    """Return whether PyTorch's fused attention accepts 16-bit numbers on this CPU.
 
     Where the CPU has AMX, but ``ATEN_CPU_CAPABILITY`` asks for older kernels, it packs for AMX and
     then says that it can pack with AVX-512 alone.
@@ -240,7 +240,7 @@ def _packs_for_amx() -> bool:
 
 
 def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
-    """On a CPU some tokens at a time, widened to fp32 in its cache, however they are laid out."""
+    """Attend on a CPU block by block, with each block converted to fp32 in its cache."""
     batch, _, new, dim = q.shape
     kv_heads, tokens = keys.shape[1:3]
     parts = list(ranges(tokens, batch * kv_heads * dim))
@@ -255,14 +255,14 @@ def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
 
 
 def _by_group(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Query heads that share a KV head as more queries of it, which see everything."""
+    """Attend with the query heads of a KV head as further queries of it, without a mask."""
     queries = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[3])
     out = F.scaled_dot_product_attention(queries, keys, values)
     return out.reshape(q.shape)  # a fused kernel may lay out tokens before heads
 
 
 def _in_splits(record: OpRecord, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """On a GPU under a mask: PyTorch's kernels that take one leave most of a GPU idle."""
+    """Attend on a GPU under a mask in splits, as PyTorch's masked kernels leave it mostly idle."""
     from kvsim.validate.kernels.attention_triton import attend_masked
 
     if record.counting:  # PyTorch does not see what Triton's kernels compute

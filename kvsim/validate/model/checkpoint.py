@@ -47,7 +47,7 @@ def check_header(path: Path) -> None:
 
 
 class _Header:
-    """Walks over a header, piece by piece."""
+    """Reads a header field by field."""
 
     def __init__(self, file: BufferedReader, path: Path) -> None:
         self.file, self.path = file, path
@@ -268,7 +268,7 @@ class Gguf:
 
 
 def _unpaired(rows: Tensor, heads: int) -> Tensor:
-    """llama.cpp turns neighbouring rows of a head together, Hugging Face its two halves."""
+    """Reorder rows from llama.cpp's pairs of neighbours to Hugging Face's two halves of a head."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
@@ -282,7 +282,7 @@ def _gguf(name: str) -> str:
 
 
 def _renamed(name: str, names: Mapping[str, str], old: str, new: str) -> str:
-    """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``, or back."""
+    """Convert a name such as ``blk.3.attn_q.weight`` to Hugging Face's, or back."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith(old):
         return f"{names.get(stem, stem)}.{kind}"
@@ -514,7 +514,7 @@ def read_tokeniser(source: TensorSource) -> Tokeniser:
 
 
 def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
-    """Byte-pair merges as GPT-2 has them; SmolLM2's keep digits apart."""
+    """Build a tokeniser with GPT-2's byte-pair merges; SmolLM2's splits digits."""
     about = gguf.tokeniser
     kind, splits = about.get("model"), about.get("pre")
     if kind != "gpt2" or splits not in ("smollm", "gpt-2") or "merges" not in about:

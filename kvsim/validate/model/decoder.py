@@ -156,12 +156,12 @@ class Decoder:
     def _attention(
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> Tensor | Answer:
-        """The layer up to attention."""
+        """Run the layer up to and including attention."""
         normed = self._norm(weights.attn_norm, tensor)
         return attend(index, normed, *self._project(weights, normed, step), step)
 
     def _answered(self, weights: LayerWeights, tensor: Tensor, answer: Answer) -> None:
-        """The layer behind attention that has been waited for."""
+        """Run the rest of the layer after asynchronous attention."""
         self._add(tensor, self._project_output(weights, answer()))
         self._add(tensor, self._mlp(weights, tensor))
 

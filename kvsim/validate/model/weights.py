@@ -378,7 +378,7 @@ def _format_names(shape: tuple[int, ...]) -> str:
 
 
 def _floating(kind: str) -> bool:
-    """Whether a safetensors or GGUF format name is one that can be read as numbers."""
+    """Return whether a safetensors or GGUF format can be read as numbers."""
     return kind in {"F64", "F32", "F16", "BF16"} or kind.startswith(("GGUF ",))
 
 

@@ -1,4 +1,4 @@
-"""A technique as its parts: in every layer a selection over a storage where a placement puts it."""
+"""Techniques composed of parts: in each layer a selection, a storage and a placement."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -512,7 +512,7 @@ class Composed(LayeredRun):
         return list(dict.fromkeys(self.placements))
 
     def _slots_after(self, cached: list[int]) -> list[tuple[LayerCache, list[int]]]:
-        """Slots in use of every layer's sequences behind the next token."""
+        """Return the slots in use in every layer after the next token."""
         return [
             (layer, [n + 1 for n in layer.stored_tokens(cached[layer.context.rows])])
             for layer in self.layers
@@ -533,7 +533,7 @@ def default_deployment(model: Model) -> Deployment:
 def _parts_by_layer(
     technique: Technique, layers: int, deployment: Deployment, lengths: list[int]
 ) -> list[Parts]:
-    """What every layer does for prompts of these lengths; those that do the same share one object.
+    """Return the parts of each layer for given prompts; equal layers share one object.
 
     Raises
     ------
@@ -555,13 +555,13 @@ def _parts_by_layer(
 
 
 def _within_part(step: Pass, first: int) -> Pass:
-    """A pass as it looks to the part of the batch that begins with the sequence ``first``."""
+    """Return a pass with sequences counted from the first one of a part of the batch."""
     rows = step.rows
     return replace(step, rows=slice(rows.start - first, rows.stop - first)) if first else step
 
 
 def _check_drops_tokens(layers: list[LayerCache], drafts: bool) -> None:
-    """Refuse layers that would have to drop guessed or drafted tokens and cannot.
+    """Refuse layers that cannot drop guessed or drafted tokens.
 
     Raises
     ------

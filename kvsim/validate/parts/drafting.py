@@ -118,7 +118,7 @@ def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
 
 
 def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of some rows in the order of PyTorch's kernel for their device, and scales."""
+    """Return codes in the order of PyTorch's kernel for their device, and scales."""
     codes, scale = _packed_rows(weight)
     wide = unpack(codes, 4)
     if codes.is_cuda:
@@ -159,7 +159,7 @@ def int4(weight: Tensor, bias: Tensor | None = None) -> Int4Matrix:
 
 
 def _packed_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of some rows."""
+    """Return codes and scales of some rows."""
     inputs = weight.shape[1]
     whole = pad(weight.float(), (0, -inputs % WEIGHT_GROUP)).reshape(len(weight), -1, WEIGHT_GROUP)
     scale = (whole.abs().amax(-1) / 7.5).half()
@@ -169,7 +169,7 @@ def _packed_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_rows(matrix: Tensor, change: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What ``change`` makes of a matrix, some tiles of rows at a time: packing needs little memory.
+    """Apply a function to a matrix some rows at a time, so that packing needs little memory.
 
     Its results have as many rows, or a fixed share of them, as they get.
     """
@@ -368,7 +368,7 @@ class SpeculativeDrafter(Drafter):
     def _draft(
         self, generation: RunningGeneration, gamma: int
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The newest token and ``gamma`` drafts (batch,), and what each was drawn from."""
+        """Return the newest token and ``gamma`` drafts (batch,), and their distributions."""
         tokens, shares = [generation.last], []
         found = self.lookup(generation, gamma)
         if found is not None:

@@ -1,4 +1,4 @@
-"""What selections share that drop tokens: slots for those that stay.
+"""Base classes of selections that evict tokens.
 
 The first tokens have slots of their own, the latest share a ring: token i lies in slot i while
 there is room, and afterwards takes the place of the token that leaves the window.

@@ -1,4 +1,4 @@
-"""Layers with random weights and a full cache of their own, beside the model that verifies."""
+"""Draft heads: layers with random weights and their own cache, beside the verifying model."""
 
 from types import MappingProxyType
 
@@ -190,14 +190,14 @@ class DraftHeads(SpeculativeDrafter):
         return hidden[torch.arange(len(hidden), device=device), newest][:, None]
 
     def _fused(self, states: dict[int, Tensor]) -> Tensor:
-        """The model's hidden states as one."""
+        """Combine the model's hidden states into one."""
         several = [states[layer] for layer in self.sources(self.run.model.layers)]
         if self.fuse is None:
             return several[0]
         return self._multiply("fuse_states", self.fuse, torch.cat(several, -1))
 
     def _pass(self, tokens: Tensor, states: Tensor, begins: list[int]) -> Tensor:
-        """New entries through the layer, (batch, new, hidden)."""
+        """Run new entries through the layer, (batch, new, hidden)."""
         with self.run.counter.op("sample") as record:
             embedded = torch.nn.functional.embedding(tokens, self.run.decoder.weights.embedding)
             record.reads(embedded).writes(embedded)
@@ -205,7 +205,7 @@ class DraftHeads(SpeculativeDrafter):
         return self.layers.run(self._multiply("join_inputs", self.join, joined), begins)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        """Logits of the tokens that a draft chooses among."""
+        """Compute the logits over the tokens that drafts choose among."""
         weights = self.run.decoder.weights
         with self.run.counter.op("sample") as record:
             normed = self.layers.weights.norm(hidden)
@@ -220,7 +220,7 @@ class DraftHeads(SpeculativeDrafter):
         return out
 
     def _product(self, rows: int, columns: int) -> Tensor:
-        """A matrix that keeps the size of what passes through it."""
+        """Create a random matrix that preserves the scale of its inputs."""
         own = self.layers.decoder
         made = torch.empty(rows, columns, device=own.device, dtype=own.dtype)
         if made.is_meta:  # a rehearsal: shapes alone

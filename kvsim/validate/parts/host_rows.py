@@ -1,4 +1,4 @@
-"""Keys and values in host memory: sent beside the compute of later layers, fetched row by row."""
+"""Keys and values in host memory: asynchronous copies of prompts, and fetches row by row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class HostCopies:
     def _send(
         self, keys: Tensor, values: Tensor, arrange: Callable[[Tensor, Tensor], Copies]
     ) -> None:
-        """Queue copies to the host; their sources are kept until the next ones of this layer.
+        """Queue copies to the host; their sources are kept until this layer's next copies.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class HostCopies:
 
 
 def _token_copies(home: Tensor, new: Tensor, step: Pass) -> Copies:
-    """Copies of a new token, (1, sequences, ...), to its place in (tokens, sequences, ...)."""
+    """Return copies of a new token, (1, sequences, ...), to its row of (tokens, sequences, ...)."""
     if step.uniform:
         return [(home[step.starts[0] : step.starts[0] + 1], new)]
     return [(home[start, i], new[0, i]) for i, start in enumerate(step.starts)]
@@ -279,6 +279,6 @@ class HostValues:
         self.sent[layer.layer] = lane(lambda: copy_all(copies), mark), copies
 
     def _wait(self, layer: LayerCache) -> None:
-        """Until a layer's values are at home; only then may their source be used again."""
+        """Wait until a layer's values are in host memory, so that their source can be reused."""
         if layer.layer in self.sent:
             self.sent.pop(layer.layer)[0].wait()

@@ -1,4 +1,4 @@
-"""Levels for normal numbers: what storages share that round to a table instead of even steps."""
+"""Quantisation levels for normally distributed values, shared by several storages."""
 
 from functools import cache
 

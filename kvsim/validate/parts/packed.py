@@ -343,7 +343,7 @@ class PackedStore(KvStore):
         fetched: Fetched | None = None,
         name: str = "attn",
     ) -> PartialAttention:
-        """Attention, of hierarchical cells over their upper halves alone if asked for."""
+        """Attend to the packed rows, or only to the upper halves of hierarchical ones."""
         tokens, ends = self.packed_by(span), list(span.ends)
         keys, values = (
             [count(n) for n in tokens] for count in (self.packed_keys, self.packed_values)

@@ -1,4 +1,4 @@
-"""Where the caches of layers live: on the GPU, or a share of them in host memory."""
+"""Placement of layers' caches on the GPU, or of a share of them in host memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -288,7 +288,7 @@ class Place(CachePlacement):
         return join_resident({"gpu": gpu, "host": host}, *inputs)
 
     def _count_rows(self, share: str, rows: int) -> int:
-        """So many rows, of a KV head each, are a share of them."""
+        """Return the number of rows, of a KV head each, that a share of them is."""
         asked = float(getattr(self.place, share)) * rows
         if abs(asked - round(asked)) > SHARE_TOLERANCE:
             if share == "cpu_share":
@@ -300,7 +300,7 @@ class Place(CachePlacement):
         return round(asked)
 
     def _host_rows(self, where: LayerContext, slots: int, make: MakeStore) -> TieredStore:
-        """Add a layer to those that are stored as it is, whose buffers it shares."""
+        """Create the rows of a layer in host memory; equal layers share buffers."""
         kind = find_part(HostRows, self.place, "kvpr") if self.recomputes else HostRows
         rows = self.rows[where.visit] = kind(where, slots, self.lanes(), make)
 
@@ -314,13 +314,13 @@ class Place(CachePlacement):
         return rows.kv
 
     def _refuse(self, kind: type[KvStore], where: LayerContext) -> None:
-        """Selections that change rows that are away, and storages whose heads cannot part."""
+        """Refuse selections and storages that cannot have rows in host memory."""
         place, selection, storage = self.place, where.parts.selection, where.parts.storage
         if not float(place.k_host) and not place.cpu_share:
             if float(place.v_host) != 1 or not kind.fetches_values or not selection.chooses:
                 raise InputError(
-                    "place: values on the host are fetched one by one: all of them, by kcache or "
-                    "shadowkv, stored token by token"
+                    "place: values_host has to be 1, with a technique that fetches single values "
+                    "from storage by token, such as kcache or shadowkv"
                 )
             if storage.read != storage.stored:
                 raise InputError("place: values that are fetched one by one are read as stored")
@@ -336,7 +336,7 @@ class Place(CachePlacement):
             )
 
     def _refuse_always(self, place: Settings) -> None:
-        """Shares that no run here has, and weights of some layers or passes alone."""
+        """Refuse shares that no real run supports, and weights of only some layers or passes."""
         run = self.run
         if place.fills_drive:
             raise InputError(

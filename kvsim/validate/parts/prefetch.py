@@ -1,4 +1,4 @@
-"""What lives in host memory and visits the GPU: rows of caches, and weights.
+"""Rows of caches, and weights, in host memory that are copied to the GPU layer by layer.
 
 Two buffers take turns: while one layer is attended to, the next one arrives in the other.
 """
@@ -223,7 +223,7 @@ class HostRows:
 
 
 def _shape_alone(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """No memory: a buffer is bound before the tensor is used."""
+    """Return a tensor without memory; a buffer is bound before it is used."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -320,7 +320,7 @@ class PrefetchBuffers:
         self._request(self._first_rows, self._turn)
 
     def _tables(self, turn: int) -> list[Tensor]:
-        """Where attention reads in a turn."""
+        """Return the tables that attention reads in a turn."""
         return self.wide[turn % len(self.wide)] if self.wide else self.buffers[turn % 2]
 
     @property
@@ -328,16 +328,16 @@ class PrefetchBuffers:
         return next(iter(self.layers.values()))
 
     def _verifies_last(self, step: Pass, following: HostRows) -> bool:
-        """Whether the next rows wait until it is known which drafts stay."""
+        """Return whether copies have to wait until it is known which drafts are accepted."""
         return step.kind == "verify" and following is self._first_rows
 
     def _next_rows(self, rows: HostRows) -> HostRows:
-        """The next ones, after the last the first."""
+        """Return the next rows; the first ones after the last."""
         every = list(self.layers.values())
         return every[(every.index(rows) + 1) % len(every)]
 
     def _request(self, rows: HostRows, turn: int) -> None:
-        """Queue what brings a layer's tokens to the buffer of a turn."""
+        """Queue the copies that fill a turn's buffer with a layer's tokens."""
         note, tokens = self.run.counter.separate(), rows.kv.longest
         assert rows.stored is not None
         after = (*self._free[turn % 2], rows.stored)
@@ -349,7 +349,7 @@ class PrefetchBuffers:
         self._coming = Arrival(marks, note, slice(split, tokens))
 
     def _store(self, rows: HostRows) -> None:
-        """Queue the copy home of what this turn has added."""
+        """Queue the copies of new tokens from this turn's buffer to host memory."""
         part = slice(rows.kv.begins, rows.kv.longest)
         if rows.packing:
             tables = _halves(self.buffers[self._turn % 2])
@@ -364,7 +364,7 @@ class PrefetchBuffers:
     def _pairs(
         self, rows: HostRows, turn: int, start: int, stop: int
     ) -> list[tuple[Tensor, Tensor]]:
-        """Homes and buffers of what the tokens from start to stop have changed."""
+        """Return host tables and buffers of the range of tokens that has changed."""
         first, found = rows.first, []
         tables = zip(rows.homes, self.buffers[turn % 2], strict=True)
         bounds = zip(rows.rows(start), rows.rows(stop), strict=True)
@@ -375,7 +375,7 @@ class PrefetchBuffers:
         return found
 
     def _widen(self, rows: HostRows, part: slice) -> None:
-        """Loaded tokens to full precision."""
+        """Dequantise the tokens that a copy has brought to the buffer."""
         if rows.packing and part.start < part.stop:
             tables = _halves(self.buffers[self._turn % 2])
             with self.run.counter.op("dequantise") as record:
@@ -385,7 +385,7 @@ class PrefetchBuffers:
 
 
 def _halves(tables: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Those of keys and those of values."""
+    """Split tables into those of keys and those of values."""
     half = len(tables) // 2
     return tables[:half], tables[half:]
 

@@ -1,4 +1,4 @@
-"""What selections share that drop nothing: pages of keys, and blocks that a prompt reads."""
+"""Base classes of selections that read parts of a full cache: pages, and prompt blocks."""
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class SparseBlocksCache(SparsePromptCache):
         start, block = step.starts[0], self.block
         if start % block:
             name = self.parts.selection.name
-            raise InputError(f"{name}: prompts come in chunks that {block} does not divide")
+            raise InputError(f"{name}: prompt chunks are not a multiple of {block} tokens")
         ranked = self.rank(queries, keys, step)
         end = keys.shape[2]
         within = torch.arange(block, device=queries.device)

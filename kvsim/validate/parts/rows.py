@@ -1,4 +1,4 @@
-"""Storages that keep a row per slot: each token's numbers by themselves, plain or packed."""
+"""Storages that encode each token separately, as one row per slot."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Attention weights in the open, for those who choose by them."""
+"""Explicit attention weights, for techniques that rank tokens by them."""
 
 from collections.abc import Iterator
 

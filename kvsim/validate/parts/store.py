@@ -1,4 +1,4 @@
-"""What one layer keeps in slots: the storage of a composition, and how a pass finds it.
+"""Storage of one layer's keys and values in slots, and the slots of a pass.
 
 A storage stores keys and values of the tokens that a selection keeps, which need not be the text's:
 slot ``n`` of a sequence holds whatever the selection put there. Where it lives is the placement's

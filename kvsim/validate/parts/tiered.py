@@ -1,4 +1,4 @@
-"""Cells of which some rows are always on the GPU, some visit it, some the CPU attends to.
+"""Storage whose rows are divided between the GPU, host memory and the CPU.
 
 A row is a KV head of a sequence. Those that live in host memory are stored token by token, (tokens,
 rows, width), so that a range of tokens is one contiguous copy.
@@ -338,7 +338,7 @@ class CpuStore(KvStore):
     def _on_the_cpu(
         self, queries: Tensor, span: SlotRange, seen: Seen, name: str
     ) -> Callable[[], Tensor]:
-        """Queries and new tokens are sent now, the answer is still to be found."""
+        """Send queries and new tokens to the host; return a function that computes attention."""
         self.counter.copy("send_qkv", "d2h", [queries, *self._new])
         asked, *new = (numbers.cpu() for numbers in (queries, *self._new))
         slots = span.slots.cpu()

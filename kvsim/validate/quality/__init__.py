@@ -1,1 +1,1 @@
-"""What a technique does to a model's output: quality, attention kept, drafts accepted."""
+"""Effects of a technique on a model's output: quality, attention kept, drafts accepted."""

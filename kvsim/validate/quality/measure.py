@@ -122,14 +122,14 @@ def plant(
 
 @frozen
 class _Fact:
-    """One sentence in tokens, and the part of it that asks."""
+    """A sentence with a fact as tokens, and the part of it that is the question."""
 
     told: list[int]
     asked: list[int]
 
 
 def _of_one_length(split: Callable[[str], list[int]]) -> list[_Fact]:
-    """Facts whose sentences have as many tokens as most have, and their questions too."""
+    """Select facts whose sentences and questions have the most common numbers of tokens."""
     found: dict[str, list[_Fact]] = {}
     for place, fact in _drawn(split):
         found.setdefault(place, []).append(fact)

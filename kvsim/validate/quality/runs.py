@@ -1,4 +1,4 @@
-"""Runs that note what a technique loses: along a text, of true attention, of its own drafts."""
+"""Generations that record what a technique loses: along a text, in attention, in its drafts."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What is read of a text and measured of which techniques, and what is refused before."""
+"""Settings of quality measurements, and checks before anything runs."""
 
 import torch
 

@@ -84,7 +84,7 @@ def _manual() -> Text:
 
 
 class _Reader(HTMLParser):
-    """Collects what a reader sees; block elements end a paragraph."""
+    """Collects the visible text of HTML; block elements end a paragraph."""
 
     UNSEEN = ("script", "style", "head")
     BLOCKS = ("p", "div", "li", "dt", "dd", "pre", "tr", "h1", "h2", "h3", "h4", "br")

@@ -1,4 +1,4 @@
-"""The minutes that a GPU is there: work in the order of its worth, kept in one file.
+"""Sessions on a GPU that is available for minutes: work by priority, kept in one file.
 
 ``python3 make.py gpu`` runs it with the Python that runs it; no other package of the project's
 lists is needed than PyTorch, Triton, NumPy, SciPy and Typer. ``work`` lists the units and does one

@@ -1,4 +1,4 @@
-"""Units of a session, each done by a worker process that is started anew when one ends it."""
+"""Running the units of a session in a worker process, which is restarted after a crash."""
 
 import ctypes
 import json
@@ -96,7 +96,7 @@ def _reason(
 
 
 def _run(chosen: Chosen, state: SessionState, process: "Worker", limit: float, whole: bool) -> str:
-    """Do one unit; why it is not done, or nothing.
+    """Run one unit; return why it is not done, or an empty string.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class Worker:
         return self._process
 
     def _answer(self, process: "subprocess.Popen[bytes]", limit: float) -> bytes | None:
-        """Wait for a line; what came where the process has ended, None where time is up."""
+        """Wait for a line of output; None if time is up."""
         assert process.stdout is not None
         deadline, said = monotonic() + limit, b""
         with selectors.DefaultSelector() as ready:

@@ -1,4 +1,4 @@
-"""The units of a session, in the order of their worth, and how each is done.
+"""The units of a session in order of priority, and their implementation.
 
 ``python -m kvsim.validate.session.work DEVICE FOLDER`` is the worker: it imports PyTorch once,
 reads a unit per line, and writes each result itself.

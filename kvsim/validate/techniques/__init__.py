@@ -1,4 +1,4 @@
-"""The real implementations: ``some_name.py`` runs what ``some-name`` is in ``kvsim/techniques``.
+"""The real implementations: ``some_name.py`` runs the technique ``some-name``.
 
 A file has the classes of its paper: a piece of one axis, or several. ``parts.composed`` puts them
 together; what they share is in ``kvsim/validate/parts``.

@@ -1,4 +1,4 @@
-"""Ada-KV: heads of a layer keep unequal numbers of tokens, as their scores say."""
+"""Ada-KV: heads of a layer keep unequal numbers of tokens, according to their scores."""
 
 from dataclasses import replace
 

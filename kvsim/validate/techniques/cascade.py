@@ -1,4 +1,4 @@
-"""Cascade attention: what all sequences begin with is kept once, and read once for all of them."""
+"""Cascade attention: a prefix that all sequences share is stored and read once."""
 
 import torch
 from torch import Tensor

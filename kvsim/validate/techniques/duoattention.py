@@ -98,7 +98,7 @@ class Duoattention(RingCache):
         return join_resident(super().resident(), {"gpu": self.whole.tensors()})
 
     def _kinds(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Three, Three]:
-        """Queries, keys and values of retrieval heads, and of streaming heads."""
+        """Split queries, keys and values into those of retrieval and of streaming heads."""
         m, n = self.many, self.many * queries.shape[1] // keys.shape[1]
         near = queries[:, n:], keys[:, m:], values[:, m:]
         return (queries[:, :n], keys[:, :m], values[:, :m]), near

@@ -1,4 +1,4 @@
-"""Expected Attention: tokens are scored by what queries yet to come are expected to give them."""
+"""Expected Attention: tokens are scored by the expected attention of future queries."""
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class ExpectedAttention(CutCache):
         return found
 
     def _turning(self) -> Tensor:
-        """The mean turn over the positions to come, transposed; none if positions are learned."""
+        """Return the mean rotation to future positions, transposed; None with learned positions."""
         last = min(self.prompt + FUTURE, max(self.capacity, self.prompt + 1))
         ahead = torch.arange(self.prompt, last, device=self.device)[None]
         turn, eye = (

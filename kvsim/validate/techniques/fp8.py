@@ -1,4 +1,4 @@
-"""Keys and values in fp8 with one scale for all, which is 1: what serving engines start with."""
+"""Keys and values in FP8 with a scale of 1, the default of serving engines."""
 
 import torch
 from torch import Tensor

@@ -115,7 +115,7 @@ class Gear(PackedStore):
         return super().tensors() | {"factors": [*self.rows, *self.channels]}
 
     def _by_length(self, tokens: list[int]) -> Iterator[tuple[slice, int]]:
-        """Sequences with as many tokens, all at once where they all have."""
+        """Yield groups of sequences of equal length."""
         if min(tokens) == max(tokens):
             yield slice(0, len(tokens)), tokens[0]
         else:
@@ -123,7 +123,7 @@ class Gear(PackedStore):
                 yield slice(i, i + 1), count
 
     def _correct(self, some: slice, number: int, start: int, *block: Tensor) -> None:
-        """The error of a block's keys and values (sequences, KV heads, tokens, dim) as factors."""
+        """Factorise the error of a block's keys and values, (sequences, KV heads, tokens, dim)."""
         count, dim = block[0].shape[2], self.room.dim
         if not self.rank or not count:
             return
@@ -137,7 +137,7 @@ class Gear(PackedStore):
                 self.channels[i][some, :, number * dim : (number + 1) * dim] = channels
 
     def _weigh(self, queries: Tensor, span: SlotRange) -> tuple[Tensor, Tensor]:
-        """Attention and what each slot got, (sequences, heads, new, slots)."""
+        """Return the output of attention and the weights, (sequences, heads, new, slots)."""
         outs, weights = (
             torch.zeros_like(queries),
             queries.new_zeros(*queries.shape[:3], span.longest),
@@ -166,7 +166,7 @@ class Gear(PackedStore):
     def _add_correction(
         self, found: Tensor, given: Tensor, some: slice, end: int, keys: bool
     ) -> None:
-        """Add to scores what queries give to the keys' errors, or to outputs what shares do."""
+        """Add the low-rank correction to scores or to outputs."""
         packed, dim = self.packed_keys(end), self.room.dim
         if not self.rank or not packed:
             return
@@ -190,14 +190,14 @@ class Gear(PackedStore):
             record.reads(changed).writes(changed)
 
     def _numbers(self, side: PackedRing, some: slice, end: int) -> Tensor:
-        """Widened rows and the ring behind them, (sequences, KV heads, tokens, dim)."""
+        """Return dequantised rows followed by the ring, (sequences, KV heads, tokens, dim)."""
         packed = self.packed_keys(end)
         wide = side.store.sequences(some).numbers(0, packed).to(self.room.dtype)
         return torch.cat([wide, side.ring[some, :, : end - packed]], 2)
 
 
 def _power_iteration(record: OpRecord, error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors (..., tokens, rank) and (..., dim, rank) whose product is close to an error."""
+    """Approximate an error by factors (..., tokens, rank) and (..., dim, rank)."""
     generator = torch.Generator().manual_seed(ITERATION_SEED)
     begin = torch.randn(error.shape[-1], rank, generator=generator).to(error.device)
     channels, wide = begin.expand(*error.shape[:2], -1, -1), error.float()

@@ -124,13 +124,13 @@ class H2o(RingCache):
         return {"gpu": {"scores": [self.sums]}}
 
     def _sums(self, tokens: int) -> Tensor:
-        """Room for accumulated scores, (batch, heads, tokens)."""
+        """Allocate accumulated scores, (batch, heads, tokens)."""
         return torch.zeros(self.batch, self.model.heads, tokens, device=self.device)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
     ) -> Tensor:
-        """Attention of a chunk of some prompts, whose scores are added to their sums in place.
+        """Attend with a chunk of some prompts, and add its scores to their sums in place.
 
         They take no more memory than the MLP's activations, which are not there yet.
         """
@@ -140,7 +140,7 @@ class H2o(RingCache):
         return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def _graduate(self, slots: Tensor, full: Tensor) -> None:
-        """What leaves the ring takes the slot of the lowest heavy hitter, or is dropped.
+        """Move the token that leaves the ring to the slot of the lowest heavy hitter, or drop it.
 
         ``slots`` (batch,) are where the ring is written next; only ``full`` sequences evict.
         """

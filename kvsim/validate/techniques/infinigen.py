@@ -1,4 +1,4 @@
-"""InfiniGen: a layer's input guesses what the next layer will attend to, which is then fetched.
+"""InfiniGen: the next layer's tokens are guessed from this layer's input, and fetched.
 
 W. Lee et al., "InfiniGen: Efficient Generative Inference of Large Language Models with Dynamic KV
 Cache Management", OSDI 2024, sections 4.2 and 4.3, https://arxiv.org/abs/2406.19707.
@@ -175,7 +175,7 @@ class Guessed(LayerCache):
         return {"gpu": own, "host": {"kv": self.host.homes}}
 
     def _fetch(self, index: Tensor) -> None:
-        """Bring rows ``index`` (sequences, KV heads, n) to the buffer that is not attended to."""
+        """Copy rows ``index``, (sequences, KV heads, n), to the buffer that is not in use."""
         room = self.buffers_of[self.layer % 2].flatten(1)
         count = index.numel() * self.model.head_dim
         self.fetched = room[:, :count].view(2, *index.shape, -1)
@@ -191,5 +191,5 @@ class Guessed(LayerCache):
         record.writes(made)
 
     def _starts(self, step: Pass) -> Tensor:
-        """Tokens of every sequence before the pass, on the device."""
+        """Return the tokens of every sequence before the pass, on the device."""
         return step.positions[:, 0]

@@ -1,4 +1,4 @@
-"""KeyDiff: keys that are least like the others stay."""
+"""KeyDiff: keeps the tokens whose keys are least similar to the others."""
 
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor

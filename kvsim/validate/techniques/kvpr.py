@@ -168,7 +168,7 @@ class Kvpr(HostRows):
 
 
 class _Shared:
-    """What all layers of a placement share: buffers for inputs, and the split of every step."""
+    """Objects shared by all layers of a placement: input buffers, and each step's split."""
 
     def __init__(self, run: LayeredRun, place: Settings) -> None:
         if place.split == "auto" and run.decoder.deployment is None:

@@ -1,4 +1,4 @@
-"""KVQuant: keys packed by channel before their positions are turned in, outliers kept apart.
+"""KVQuant: keys packed per channel before rotary embedding, outliers separately.
 
 C. Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache
 Quantization", NeurIPS 2024, sections 3.1 to 3.4, https://arxiv.org/abs/2401.18079.
@@ -85,12 +85,12 @@ class Kvquant(KvStore):
         return {"kv": self.codes, "outliers": [*self.apart_from, self.spread]}
 
     def _learn(self, keys: Tensor) -> None:
-        """Mean and deviation of every channel, of keys (tokens, width)."""
+        """Compute mean and deviation of every channel of keys, (tokens, width)."""
         spread = keys.float().std(0, correction=0)
         self.channels = torch.stack([keys.float().mean(0), spread.clamp(min=1e-6)])
 
     def _store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Find the outliers, pack the rest; both as (sequences, tokens, width)."""
+        """Find the outliers and pack the rest; both are (sequences, tokens, width)."""
         with self.counter.op("outliers") as record:
             even = (keys - self.channels[0]) / self.channels[1]
             away = values.float() - values.float().mean(-1, True)
@@ -107,7 +107,7 @@ class Kvquant(KvStore):
             _put(table, new, span)
 
     def _tables(self) -> list[Tensor]:
-        """Everything of a token, (sequences, slots, ...)."""
+        """Return all tables of tokens, (sequences, slots, ...)."""
         return [*self.codes, *self.apart_from, self.spread]
 
     def widen(self, most: int) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class Kvquant(KvStore):
 
 
 def _put(table: Tensor, new: Tensor, span: SlotRange) -> None:
-    """Write new tokens' part of a table (sequences, slots, width)."""
+    """Write new tokens to a table, (sequences, slots, width)."""
     if span.first is not None:
         table[:, span.first : span.first + span.new] = new
     else:

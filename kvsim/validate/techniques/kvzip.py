@@ -1,4 +1,4 @@
-"""KVzip: the model repeats its prompt, and what it looks up for that stays.
+"""KVzip: keeps the tokens that the model looks up while it repeats its prompt.
 
 J.-H. Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", NeurIPS
 2025, sections 3.2 and 3.3, https://arxiv.org/abs/2505.23416.
@@ -178,7 +178,7 @@ class Kvzip(CutCache):
 
 
 class _Repeating(NullCounter):
-    """Counts what a layer multiplies in a repetition as one op, which reads weights alone."""
+    """Counts the products of a layer in a repetition as one op, which reads only weights."""
 
     def __init__(self, counter: NullCounter) -> None:
         self._counter = counter

@@ -234,7 +234,7 @@ class Mikv(KvStore):
             pool.tokens[:, :, rows] = token
 
     def _push_down(self, chosen: Tensor, high: Sequence[int], low: Sequence[int]) -> Tensor:
-        """Move the least given token at high precision to a new row of low precision.
+        """Move the high-precision token with the least attention to a new row of low precision.
 
         Returns
         -------
@@ -263,7 +263,7 @@ class Mikv(KvStore):
         return rows
 
     def _add(self, parts: list[tuple[Precision, list[int], PartialAttention]], most: int) -> None:
-        """Add what tokens were given to their sums, wherever they are."""
+        """Add the attention that tokens receive to their sums."""
         lse = torch.stack([part.lse[..., -1] for *_, part in parts]).logsumexp(0)
         with self.counter.op("scores") as record:
             for pool, ends, part in parts:
@@ -287,7 +287,7 @@ class Mikv(KvStore):
 
 
 def _write(parts: list[Tensor], chosen: Tensor, rows: Tensor, made: list[Tensor]) -> None:
-    """One row (sequences, KV heads, 1) of some sequences, by part."""
+    """Write one row (sequences, KV heads, 1) of some sequences, part by part."""
     heads = torch.arange(rows.shape[1], device=rows.device)
     for mine, new in zip(parts, made, strict=True):
         mine[chosen[:, None], heads, rows[..., 0]] = new[:, :, 0]

@@ -61,7 +61,7 @@ class Minference(SparsePromptCache):
         return out
 
     def _rank(self, queries: Tensor, keys: Tensor, step: Pass) -> tuple[Tensor, Tensor]:
-        """Ranks of columns and of diagonals, 0 for the best, (sequences, heads, tokens)."""
+        """Rank columns and diagonals, from 0 for the best, (sequences, heads, tokens)."""
         many, held = min(self.window, step.new), keys.shape[2]
         asked, asking, there = self.last_queries(queries, step, many)
         tokens = torch.arange(held, device=keys.device)
@@ -83,7 +83,7 @@ class Minference(SparsePromptCache):
         return ranks[0], ranks[1]
 
     def _select_tokens(self, columns: Tensor, diagonals: Tensor, places: Tensor) -> Tensor:
-        """Which tokens queries at some places attend to, (sequences, heads, queries, tokens)."""
+        """Return which tokens each query attends to, (sequences, heads, queries, tokens)."""
         held = columns.shape[2]
         tokens = torch.arange(held, device=columns.device)
         away = (places[..., None] - tokens)[:, None]

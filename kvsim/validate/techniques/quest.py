@@ -93,7 +93,7 @@ class Quest(LayerCache):
         return {"gpu": {"page bounds": [self.low, self.high]}}
 
     def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
-        """The best pages of every KV head, (batch, KV heads, pages)."""
+        """Choose the best pages of every KV head, (batch, KV heads, pages)."""
         pages = -(-span.longest // self.page)
         grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
         relevance = self._relevance(grouped, pages)
@@ -107,7 +107,7 @@ class Quest(LayerCache):
             return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
 
     def _summarise(self, keys: Tensor) -> None:
-        """Bounds of a prompt's pages; rows beyond a sequence's end count for none."""
+        """Compute the bounds of a prompt's pages, ignoring rows after a sequence's end."""
         with self.counter.op("page_bounds") as record:
             ends = self._on_device
             low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
@@ -116,7 +116,7 @@ class Quest(LayerCache):
             record.reads(keys).writes(self.low[:, :, :pages], self.high[:, :, :pages])
 
     def _update(self, keys: Tensor, span: SlotRange) -> None:
-        """The new token's key is within the bounds of its page."""
+        """Widen the bounds of the newest page to include the new token's key."""
         with self.counter.op("page_bounds") as record:
             pages, fresh = span.slots // self.page, span.slots % self.page == 0
             sequences = torch.arange(self.batch, device=keys.device)[:, None]
@@ -128,7 +128,7 @@ class Quest(LayerCache):
                 record.reads(old).writes(new)
 
     def _relevance(self, queries: Tensor, pages: int) -> Tensor:
-        """Channel by channel the greater of a query's products with both bounds."""
+        """Sum, over channels, the larger product of a query with the two bounds."""
         with self.counter.op("bounds") as record:
             positive, low, high = queries.relu(), self.low[:, :, :pages], self.high[:, :, :pages]
             bounds = positive @ high.mT + (queries - positive) @ low.mT

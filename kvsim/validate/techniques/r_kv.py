@@ -1,4 +1,4 @@
-"""R-KV: whenever a buffer is full, the cache is cut to what matters and is not said twice."""
+"""R-KV: whenever a buffer is full, keeps the important and non-redundant tokens."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name

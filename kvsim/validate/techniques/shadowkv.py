@@ -234,7 +234,7 @@ class Landmarks(LayerCache):
         return self.factors.recent.k, self.factors.recent.v
 
     def _summarise(self, keys: Tensor, values: Tensor) -> None:
-        """Means of the prompt's chunks; those that are least like theirs are kept as they are."""
+        """Compute the means of the prompt's chunks, and keep the least similar chunks unchanged."""
         with self.counter.op("chunk_means") as record:
             pages = in_pages(keys, self._on_device, self.chunk, 0.0).float()
             there = self._in_prompt(torch.arange(self.chunks, device=keys.device))[:, None]
@@ -251,7 +251,7 @@ class Landmarks(LayerCache):
                 record.reads(mine).writes(mine)
 
     def _choose(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks that a head of the group gives most, and whether there was such a chunk."""
+        """Choose the chunks with the largest score of a group, and whether they exist."""
         grouped = queries.reshape(self.batch, self.means.shape[1], -1, queries.shape[3])
         with self.counter.op("landmarks") as record:
             scores = grouped @ self.means.mT
@@ -269,7 +269,7 @@ class Landmarks(LayerCache):
             return chosen, others.gather(2, chosen)
 
     def _tokens(self, chunks: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of chunks (batch, KV heads, n), and whether they are there and to be seen.
+        """Return the tokens of chunks (batch, KV heads, n), and whether they exist and are visible.
 
         In place of others stands the prompt's last: what comes behind may be on its way home.
         """
@@ -279,6 +279,6 @@ class Landmarks(LayerCache):
         return torch.minimum(index, ends - 1).flatten(2).long(), there.flatten(2)
 
     def _in_prompt(self, chunks: Tensor) -> Tensor:
-        """Tokens of chunks (n,) that sequences have, (batch, n, chunk)."""
+        """Return whether sequences have the tokens of chunks (n,), (batch, n, chunk)."""
         slots = chunks[:, None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
         return slots < self._on_device[:, None, None]

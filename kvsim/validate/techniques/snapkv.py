@@ -1,4 +1,4 @@
-"""A prompt cut to what its last queries attend to."""
+"""SnapKV: keeps the prompt tokens to which its last queries attend."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name

@@ -98,7 +98,7 @@ class Streamingllm(RingCache):
         record.reads(self.sinks).writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
 
     def _remember(self, keys: Tensor, step: Pass) -> None:
-        """A new token that is a sink: its key in full precision, beside the packed one."""
+        """Keep the key of a new token that is a sink in full precision, beside the packed one."""
         sinks = step.positions[:, 0] < self.sink
         slots = step.positions[:, 0].clamp(max=self.sink - 1)
         sequences = torch.arange(self.batch, device=self.device)

@@ -1,4 +1,4 @@
-"""ThinK: the prompt's keys without the channels that its last queries make least of."""
+"""ThinK: the prompt's keys without the channels that matter least to its last queries."""
 
 from dataclasses import replace
 
@@ -109,7 +109,7 @@ class Think(KvStore):
         return {"kv": [self.thin, self.values, *later], "kept channels": [self.which]}
 
     def _after_prompt(self, span: SlotRange) -> SlotRange:
-        """The same tokens counted from the end of their prompts."""
+        """Return the tokens with positions counted from the end of their prompts."""
         counts = self.room.prompts
         ends = tuple(end - n for end, n in zip(span.ends, counts, strict=True))
         alike = span.first is not None and min(counts) == max(counts)

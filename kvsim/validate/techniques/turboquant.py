@@ -1,4 +1,4 @@
-"""TurboQuant: vectors rotated at random, then rounded number by number to levels of a normal.
+"""TurboQuant: vectors rotated at random, then quantised element by element to normal levels.
 
 A. Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
 algorithm 1, https://arxiv.org/abs/2504.19874.
@@ -101,7 +101,7 @@ class Turboquant(PerTokenCache):
         return self._rotate("rotate_back", True, out)[0], weights
 
     def _rotate(self, name: str, reads: bool, *vectors: Tensor) -> list[Tensor]:
-        """Vectors (..., dim) turned there or back; the rotation itself is read once per step."""
+        """Rotate vectors (..., dim) forth or back; the matrix is read once per step."""
         matrix = self.turn.T if name == "rotate" else self.turn
         with self.counter.op(name) as record:
             turned = [some @ matrix for some in vectors]

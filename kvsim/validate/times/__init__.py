@@ -1,1 +1,1 @@
-"""How long real runs take, op by op and end to end, held against predictions."""
+"""Times of real runs, op by op and end to end, compared with predictions."""

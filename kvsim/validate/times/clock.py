@@ -1,4 +1,4 @@
-"""How long the ops of a real run take, under the names that predictions give them."""
+"""Timing of the ops of a real run, under their names in predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,7 +134,7 @@ def keep_busy(seconds: float) -> None:
 
 
 def computing_clock() -> Callable[[], float]:
-    """Return a clock of the calling thread's CPU time, if it computes alone."""
+    """Return a clock: the thread's CPU time if it computes alone, else the wall clock."""
     return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
@@ -188,7 +188,7 @@ def _event() -> torch.cuda.Event:
 
 
 def _elapsed(start: Moment, moment: Moment) -> float:
-    """Time from one to the other; events tell thousandths. [s]"""
+    """Return the time between two moments, which are both host times or CUDA events. [s]"""
     if isinstance(start, float):
         assert isinstance(moment, float)
         return moment - start

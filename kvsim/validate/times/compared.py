@@ -1,4 +1,4 @@
-"""What techniques took at points of the grid, beside predictions, and how far these are off."""
+"""Comparison of measured and predicted times at points of a grid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -180,7 +180,7 @@ def summarise(found: Sequence[Compared]) -> Summary:
 
 
 def _orders(found: Sequence[Compared], name: str) -> tuple[list[bool], list[bool]]:
-    """Pairs of techniques at one point, and points' winners by time per token."""
+    """Return the pairs of techniques at one point, and each point's winner by time per token."""
     pairs, winners = [], []
     for point in dict.fromkeys(c.point for c in found):
         here = [m for c in found if c.point == point and (m := c.get(name))]

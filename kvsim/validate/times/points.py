@@ -1,4 +1,4 @@
-"""Real runs over a grid of batch and context, interleaved, and what is predicted for each.
+"""Real runs over a grid of batch and context, interleaved, with a prediction of each.
 
 No point of this grid is one that a stack was fitted to: batches, contexts and depths differ from
 those of ``kvsim.validate.bench.suite``.
@@ -197,7 +197,7 @@ def compare_times(
 def _take_turns(
     grid: Grid, group: _Turns, decoder: Decoder, runner: Runner
 ) -> Iterator[tuple[Technique, Compared] | SkippedPoint | str]:
-    """Techniques as they were asked for with what they showed, or why they could not run."""
+    """Yield techniques with their results, or the reasons why they could not run."""
     work, d, name = group.work, group.deployment, group.deployment.model.name
     runs: dict[Technique, list[Timing]] = {t: [] for t in group.techniques}
     turns = grid.repeats + 2
@@ -226,7 +226,7 @@ def _take_turns(
 def _check_room(
     deployment: Deployment, technique: Technique, work: RandomPrompts, device: torch.device
 ) -> None:
-    """Refuse a run that the machine's memory cannot hold: being killed cannot be caught.
+    """Refuse a run that does not fit in memory, as a killed process cannot report it.
 
     Raises
     ------
@@ -294,7 +294,7 @@ def _compared(
 def _measured_ops(
     deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
 ) -> Iterator[tuple[str, list[float]]]:
-    """Ops of the prompt's pass, and of rounds that are one pass each, as they were timed."""
+    """Yield measured ops of prefill, and of rounds with a single pass."""
     passes = {"prefill": timed.passes[:1]}
     passes["decode"] = tuple(p for p in timed.passes if p.kind == "decode")
     for phase, step in phase_steps(deployment, technique, work).items():
@@ -307,7 +307,7 @@ def _measured_ops(
 def _rounds(
     deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
 ) -> tuple[Round, ...]:
-    """The round in the middle of the generation, predicted and measured."""
+    """Return the predicted and the measured round in the middle of the generation."""
     measured = [p for p in timed.passes if p.kind != "prefill"]
     middle = len(measured) // 2
     point = decode_point(work.batch, work.prompt, work.generate, float(middle))
