@@ -13,6 +13,7 @@ from kvsim.report.terminal import BLANK, COMMAND, Block, Command, Hanging, Items
 from kvsim.report.units import likelihood, rate, rounded, seconds, usd
 
 BRIEF = 2  # sentences of evidence that a terminal shows unless asked for more
+NOTES = "Notes"  # heading of what the verdict has no room for
 MAX_CHANGES = 3  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 
@@ -52,6 +53,8 @@ class Answer:
         Inputs that were assumed rather than measured.
     left_out
         Techniques that cannot run, with the reason.
+    notes
+        Sentences for which the verdict has no room; those beyond its limit are moved here.
     """
 
     verdict: str
@@ -62,14 +65,16 @@ class Answer:
     evidence: Sequence[str] = ()
     assumed: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if len(self.verdict.split()) > MAX_VERDICT_WORDS:
-            raise ValueError(f"a verdict of more than {MAX_VERDICT_WORDS} words: {self.verdict}")
+        said, more = split_verdict(self.verdict)
+        self.__dict__.update(verdict=said, notes=[*more, *self.notes])
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the heading and the lines of every section that is not empty."""
         every = {
+            NOTES: self.notes,
             "What to change": self.changes,
             "Runner-up": [self.runner_up] if self.runner_up else [],
             "How to run it": self.settings,
@@ -90,11 +95,12 @@ class Answer:
             "evidence": list(self.evidence),
             "assumed": list(self.assumed),
             "left_out": list(self.left_out),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def head(self) -> list[Block]:
         """Return the blocks that a terminal shows above the tables."""
-        return [self.verdict, BLANK]
+        return [self.verdict, *map(Hanging, self.notes), BLANK]
 
     def body(self, brief: int = 0) -> list[Block]:
         """Return the blocks that a terminal shows below the tables.
@@ -106,6 +112,8 @@ class Answer:
         """
         blocks: list[Block] = []
         for heading, lines in self.sections():
+            if heading == NOTES:
+                continue  # of the head
             if brief and heading == "Evidence":
                 lines = [" ".join(lines[:brief])]
             elif brief and heading == "Runner-up":
@@ -167,6 +175,32 @@ class Answer:
         for heading, lines in self.sections():
             parts.append("\n".join([f"{heading}:", *(f"- {line}" for line in lines)]))
         return "\n\n".join(parts)
+
+
+def split_verdict(text: str) -> tuple[str, list[str]]:
+    """Split a verdict after the last sentence, clause or word within ``MAX_VERDICT_WORDS`` words.
+
+    Parameters
+    ----------
+    text
+        The verdict, of any length.
+
+    Returns
+    -------
+    tuple of str and list of str
+        The part within the limit, and the sentences after it.
+    """
+    if len(text.split()) <= MAX_VERDICT_WORDS:
+        return text, []
+    first, *others = SENTENCE.split(text)
+    if len(first.split()) <= MAX_VERDICT_WORDS:
+        while len(f"{first} {others[0]}".split()) <= MAX_VERDICT_WORDS:
+            first = f"{first} {others.pop(0)}"
+        return first, others
+    within = " ".join(first.split()[:MAX_VERDICT_WORDS])
+    end = max(within.rfind(mark) for mark in (";", ",")) if {";", ","} & {*within} else len(within)
+    rest = first[end:].lstrip(" ;,")
+    return f"{within[:end]}.", [rest[:1].upper() + rest[1:], *others]
 
 
 def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:

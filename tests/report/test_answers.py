@@ -27,8 +27,24 @@ def said(*arguments: str) -> str:
 def test_a_verdict_keeps_to_sixty_words() -> None:
     long = " ".join(["word"] * 40) + "."
     assert verdict(["First."], [long, long, "Last."]) == f"First. {long} Last."
-    with pytest.raises(ValueError, match="more than 60 words"):
-        Answer(" ".join(["word"] * (MAX_VERDICT_WORDS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("said", "short", "notes"),
+    [
+        (f"First. {'Word ' * 59}last.", "First.", [f"{'Word ' * 59}last."]),
+        (f"{'a ' * 30}b. One. C {'c ' * 40}d.", f"{'a ' * 30}b. One.", [f"C {'c ' * 40}d."]),
+        (f"{'a ' * 40}b; {'c ' * 40}d.", f"{'a ' * 40}b.", [f"C {'c ' * 39}d."]),
+        ("a " * 61 + "b.", " ".join("a" * 60) + ".", ["A b."]),
+    ],
+)
+def test_what_a_verdict_has_no_room_for_becomes_notes(
+    said: str, short: str, notes: list[str]
+) -> None:
+    answer = Answer(said, notes=["Known before."])
+    assert len(answer.verdict.split()) <= MAX_VERDICT_WORDS
+    assert (answer.verdict, answer.notes) == (short, [*notes, "Known before."])
+    assert answer.row()["notes"] == answer.notes and "notes" not in Answer("Short.").row()
 
 
 def test_empty_sections_are_left_out_everywhere() -> None:
