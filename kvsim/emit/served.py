@@ -220,7 +220,7 @@ def serve_costs(
     costs: "StepCosts",
     utilisation: float,
     apart: tuple[int, int] | None = None,
-    mean_length: float = 0.0,
+    fitting: int = 0,
 ) -> Served:
     """Describe a simulated replica by what an engine has to be told to run it.
 
@@ -232,8 +232,8 @@ def serve_costs(
         Share of GPU memory that the engine may use, 0 to 1.
     apart
         Numbers of prefill and of decode engines; None if each engine does both.
-    mean_length
-        Mean prompt and generated tokens of a request; 0 if not known. [tokens]
+    fitting
+        Sequences of the mean length that fit in the cache; 0 where no mean is known.
 
     Returns
     -------
@@ -250,7 +250,7 @@ def serve_costs(
         max_model_len=rules.max_model_len
         or round_up_length(costs.longest, min(held, d.model.max_context)),
         cache_tokens=held,
-        fitting=int(held // mean_length) if mean_length else 0,
+        fitting=fitting,
         state_tokens=rules.block_tokens * (one / block - 1.0) if d.model.state_bytes else 0.0,
         max_seqs=-(-rules.max_seqs // d.dp),
         max_tokens=max(rules.max_tokens // d.lanes, -(-rules.max_seqs // d.dp)),

@@ -274,8 +274,8 @@ class Carried:
 
     @property
     def running(self) -> float:
-        """Mean sequences that decode at once, of one replica, idle times included. [sequences]"""
-        return float(np.mean([o.mean_batch * o.busy_share for o in self.played]))
+        """Mean sequences in prefill or decode, of one replica, idle times included. [sequences]"""
+        return float(np.mean([o.mean_running for o in self.played]))
 
     @property
     def batch(self) -> float:

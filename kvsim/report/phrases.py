@@ -20,6 +20,7 @@ from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from kvsim.emit.served import Served
+    from kvsim.prediction.pool import KvPool
 
 
 EQUAL_SPEED = 0.02  # relative difference below which two techniques are called equal
@@ -339,6 +340,20 @@ def _describe_ollama(served: "Served") -> Iterator[str]:
         f"Ollama reserves {context:,} tokens for each request at once. The cache shared by all "
         "requests, as predicted here, is llama-server's: `--engine llamacpp` prints its command."
     )
+
+
+def describe_pool(pool: "KvPool", ranks: int) -> str:
+    """Write the tokens of a KV pool, and that they are of several data-parallel ranks together.
+
+    Parameters
+    ----------
+    pool
+        The pool of a replica.
+    ranks
+        Its data-parallel ranks.
+    """
+    of = f" on {ranks} data-parallel ranks" if ranks > 1 else ""
+    return f"{pool.tokens:,} tokens{of}"
 
 
 def quality(found: Evidence) -> Row:

@@ -25,6 +25,7 @@ from kvsim.planner.service import (
     ServicePlan,
     compare_options,
 )
+from kvsim.prediction.pool import KvPool, pool
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
@@ -40,6 +41,7 @@ from kvsim.report.names import (
 from kvsim.report.phrases import (
     change_command,
     describe_command,
+    describe_pool,
     differing_options,
     layers_of,
     paste_blocks,
@@ -474,27 +476,34 @@ def _how_to_run(chosen: PlayedOption) -> Iterator[str]:
     engine = asked if asked in able else able[0]
     served, many = serve_choice(chosen), chosen.carried.replicas
     yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
-    yield _describe_concurrency(chosen, served)
+    yield _describe_concurrency(chosen)
 
 
 def serve_choice(chosen: PlayedOption) -> "Served":
     """Describe a replica of a chosen option for engines."""
+    room = _kv_pool(chosen)
+    return serve_costs(chosen.carried.costs, room.share, fitting=int(room.concurrency))
+
+
+def _kv_pool(chosen: PlayedOption) -> KvPool:
+    """The KV pool of a replica for requests of the mean lengths."""
     c = chosen.carried
     share = chosen.candidate.question.limits.gpu_memory / c.deployment.hardware.gpu_memory
-    return serve_costs(c.costs, share, mean_length=c.load.prompt + c.load.generate)
+    prompt, generate = round(c.load.prompt), round(c.load.generate)
+    return pool(c.technique, c.deployment, prompt, generate, share)
 
 
-def _describe_concurrency(chosen: PlayedOption, served: "Served") -> str:
+def _describe_concurrency(chosen: PlayedOption) -> str:
     """How many requests run at once, and how many the cache could hold."""
     c, asked = chosen.carried, chosen.candidate.question.workload.batch
-    d, load = c.deployment, c.load
-    room, mean = served.cache_tokens * d.dp, load.prompt + load.generate
+    room = _kv_pool(chosen)
     each = " per replica" if c.replicas > 1 else ""
+    fit = ""
+    if room.tokens:
+        fit = f"; {_rate(room.concurrency)} of mean length fit in the KV cache "
+        fit += f"({describe_pool(room, c.deployment.dp)})"
     given = f"; --batch {asked} allows no more than {asked}" if asked is not None else ""
-    return (
-        f"Requests at once{each}: {_rate(c.running)} on average; {units.integer(room // mean)} of "
-        f"mean length fit in the KV cache ({units.integer(room)} tokens){given}."
-    )
+    return f"Requests at once{each}: {_rate(c.running)} in prefill or decode on average{fit}{given}."
 
 
 def _left_out(plan: ServicePlan) -> Iterator[str]:

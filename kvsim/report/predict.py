@@ -763,7 +763,8 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     beyond = f" in memory; context: {most:,}" if longest + generate > most else ""
     told = room.tokens and room.concurrency <= row["max_batch"] + 1
     pools = (
-        f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"KV pool{whose} at {units.percent(room.share)} of GPU memory: "
+        f"{phrases.describe_pool(room, d.dp)}, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [

@@ -133,6 +133,13 @@ class Outcome:
         return float(self.run.bins.seconds.sum() / total) if total else 0.0
 
     @property
+    def mean_running(self) -> float:
+        """Mean number of requests in prefill or decode per replica, idle times included."""
+        total = self.duration_s * self.run.replicas.clock.size
+        progress = self.run.progress
+        return float(np.nansum(progress.last - progress.started) / total) if total else 0.0
+
+    @property
     def utilisation(self) -> dict[str, float]:
         """Utilisation of each resource over the run (0 to 1), averaged over replicas.
 
