@@ -17,7 +17,7 @@ NOTES = "Notes"  # heading of what the verdict has no room for
 MAX_CHANGES = 3  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 
-SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
+SENTENCE = re.compile(r"(?<=\.) (?=\S)")  # names of techniques begin with small letters
 
 TILES: dict[str, tuple[str, Callable[[float], str]]] = {
     "requests_per_s": ("requests/s", lambda x: rounded(x, 3)),

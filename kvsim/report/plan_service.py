@@ -503,7 +503,9 @@ def _describe_concurrency(chosen: PlayedOption) -> str:
         fit = f"; {_rate(room.concurrency)} of mean length fit in the KV cache "
         fit += f"({describe_pool(room, c.deployment.dp)})"
     given = f"; --batch {asked} allows no more than {asked}" if asked is not None else ""
-    return f"Requests at once{each}: {_rate(c.running)} in prefill or decode on average{fit}{given}."
+    return (
+        f"Requests at once{each}: {_rate(c.running)} in prefill or decode on average{fit}{given}."
+    )
 
 
 def _left_out(plan: ServicePlan) -> Iterator[str]:

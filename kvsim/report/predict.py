@@ -482,8 +482,8 @@ def _write_answer(
     fitting = join_words(changes, "or") if changes else ""
     unfit = [f"{_name_unfit_point(rows)} fits with {fitting}."] if changes else []
     beside = {
-        row["notation"]: _limits(row, p, len(rows) > 1)
-        for row, p in zip(rows, found, strict=True)
+        row["notation"]: _limits(row, p, name if len(rows) > 1 else "")
+        for row, p, name in zip(rows, found, distinct_names(rows), strict=True)
         if all(row[key] == best[key] for key in ("batch", "prompt", "generate"))
     }
     told = beside if len(beside) <= MAX_POOLS else [best["notation"]]
@@ -525,8 +525,27 @@ def figures(row: Row) -> Row:
 def _find_fastest(rows: Sequence[Row]) -> Row:
     """The fastest row among those that fit and that an engine runs, as far as there are any."""
     fit = [row for row in rows if row["fits"]] or list(rows)
-    run = [row for row in fit if not any(note.startswith(NEEDS_KERNEL) for note in row["notes"])]
+    run = [row for row in fit if not _lacks_kernel(row)]
     return max(run or fit, key=phrases.compared_rate)
+
+
+def _lacks_kernel(row: Row) -> bool:
+    """Whether the stack has no kernel for a row's technique, whose speed assumes one."""
+    return any(note.startswith(NEEDS_KERNEL) for note in row["notes"])
+
+
+def _exclude_lacking(rows: Sequence[Row], best: Row) -> tuple[str, str]:
+    """Say that the fastest is one of those with a kernel, and what a faster one would reach.
+
+    Both texts are empty unless a row without a kernel is faster than ``best``.
+    """
+    top = max((row for row in rows if row["fits"]), key=phrases.compared_rate, default=best)
+    if not _lacks_kernel(top) or _lacks_kernel(best):
+        return "", ""
+    names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
+    rate = f"{units.rate(phrases.compared_rate(top))} tok/s at {_describe_load(top)}"
+    among = f"Among techniques that {top['stack']} has kernels for, "
+    return among, f"With a kernel, {names[id(top)]} would reach {rate}."
 
 
 def _describe_single_point(row: Row, prediction: Prediction) -> str:
@@ -597,7 +616,8 @@ def _compare_techniques(
     full = next((row for row in rows if row["technique"] == "full"), None)
     others = [row for row in rows if row is not best and row is not full]
     at = f"{best['gpu']} at {_describe_load(best)}"
-    told = f"{names[id(best)]} is fastest on {at}:"
+    among, beyond = _exclude_lacking(rows, best)
+    told = f"{among}{names[id(best)]} is fastest on {at}:"
     if not best["fits"]:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
         needs = f"{names[id(least)]} needs the least, {phrases.describe_memory(least)}"
@@ -605,7 +625,7 @@ def _compare_techniques(
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
         limit = phrases.explain_limit(best["bound_by"], best["generate"])
-        return verdict([gone, f"{told} {phrases.describe_times(best)}.", limit])
+        return verdict([gone, f"{told} {phrases.describe_times(best)}.", limit], [beyond])
 
     def compare(row: Row, named: str = "", of: str = " of GPU memory") -> str:
         compared = phrases.compare_with_full(row, full, named)
@@ -616,7 +636,8 @@ def _compare_techniques(
         close, slow = (
             pick(beside, key=lambda row: phrases.speed_ratio(row, full)) for pick in (max, min)
         )
-        needed = [f"Full KV is the best choice on {at}: {phrases.describe_times(full)}."]
+        best_of = f"{among}full KV" if among else "Full KV"
+        needed = [f"{best_of} is the best choice on {at}: {phrases.describe_times(full)}."]
         needed += [f"{compare(row)}." for row in ([close] if slow is close else [close, slow])]
         needed += [released]
         told = phrases.explain_limit(slow["bound_by"], slow["generate"])
@@ -624,11 +645,12 @@ def _compare_techniques(
         return verdict(needed, [accepted, *wanted])
     ratio, saving = phrases.speed_ratio(best, full), phrases.describe_saving(best, full)
     gain = f"It is {units.times(ratio)} as fast as full KV{saving}."
-    error = f", which is within the prediction error of {names[id(best)]}"
+    error = f"; it differs from {names[id(best)]} by less than the prediction error"
     compared = [f"{compare(r, 'full KV', '')}{error if id(r) in as_good else ''}." for r in others]
     limit = phrases.explain_limit(best["bound_by"], best["generate"])
     return verdict(
-        [f"{told} {phrases.describe_times(best)}.", gain, released], [accepted, *compared, limit]
+        [f"{told} {phrases.describe_times(best)}.", gain, released],
+        [beyond, accepted, *compared, limit],
     )
 
 
@@ -636,7 +658,9 @@ def _describe_grid(
     rows: Sequence[Row], best: Row, accepted: str, released: str, gains: Sequence[Row]
 ) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
-    names = dict.fromkeys(map(name_row, rows))
+    named = dict(zip(map(id, rows), distinct_names(rows), strict=True))
+    names = dict.fromkeys(named.values())
+    among, beyond = _exclude_lacking(rows, best)
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
@@ -646,29 +670,30 @@ def _describe_grid(
         return verdict(
             [
                 f"No point fits in memory on {best['gpu']}. The smallest, "
-                f"{name_row(least)} at batch {units.integer(least['batch'])}, needs "
+                f"{named[id(least)]} at batch {units.integer(least['batch'])}, needs "
                 f"{units.gib(least['gpu_bytes'])} GiB per GPU."
             ]
         )
-    fastest = f"Highest throughput: {name_row(best)} at {where}: {phrases.describe_times(best)}."
+    fastest = f"Highest throughput: {named[id(best)]} at {where}: {phrases.describe_times(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
-    turn = _turn(rows, list(names), gains)
+    turn = _turn(rows, named, gains)
     if turn:
-        return verdict([turn, released, fastest], [accepted, told])
+        return verdict([turn, released, fastest], [beyond, accepted, told])
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
-        points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
-    ranked = Counter(name_row(_find_fastest(here)) for here in points.values()).most_common()
+        if not among or (row["fits"] and not _lacks_kernel(row)):
+            points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
+    ranked = Counter(named[id(_find_fastest(here))] for here in points.values()).most_common()
     if len(ranked) == 1:
-        return verdict(
-            [f"{ranked[0][0]} is fastest at {_all(len(points)).lower()} points.", fastest],
-            [*_note_lost_drafts(gains), told],
-        )
+        count = f"{_all(len(points)).lower()} points"
+        at = count if len(points) > 1 else "the only point where one of them fits"
+        said = f"{among}{ranked[0][0]} is fastest at {at}."
+        return verdict([said, fastest], [beyond, *_note_lost_drafts(gains), told])
     (first, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
-    said = f"{first} is fastest at {most} of {len(points)} points{shares}."
-    return verdict([said, fastest], [*_note_lost_drafts(gains), told])
+    said = f"{among}{first} is fastest at {most} of {len(points)} points{shares}."
+    return verdict([said, fastest], [beyond, *_note_lost_drafts(gains), told])
 
 
 def _note_lost_drafts(gains: Sequence[Row]) -> Iterator[str]:
@@ -685,17 +710,18 @@ def _all(count: int) -> str:
     return "Both" if count == 2 else f"All {count}"
 
 
-def _turn(rows: Sequence[Row], names: Sequence[str], gains: Sequence[Row]) -> str:
+def _turn(rows: Sequence[Row], named: Mapping[int, str], gains: Sequence[Row]) -> str:
     """Where one of two techniques overtakes the other along batch or prompt; empty otherwise.
 
     Drafts are compared at the batches of ``gains``, too: what they gain turns at large ones.
     """
+    names = list(dict.fromkeys(named.values()))
     axes = [key for key in ("batch", "prompt") if len({row[key] for row in rows}) > 1]
     if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
         return ""
     axis = axes[0]
     base, other = names if names[0] == SPOKEN["full"] else names[::-1]
-    speed = {(name_row(r), r[axis]): phrases.compared_rate(r) for r in rows}
+    speed = {(named[id(r)], r[axis]): phrases.compared_rate(r) for r in rows}
     unfit = {row[axis] for row in rows if not row["fits"]}
     asked = sorted({row[axis] for row in rows} - unfit)
     if not asked:
@@ -747,15 +773,17 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
     return f"{name_row(row)} at {_describe_load(row)}, prompt {prompt}"
 
 
-def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str]:
-    """The KV pool as engines print it, and the longest prompt that fits; of which technique.
+def _limits(row: Row, prediction: Prediction, name: str = "") -> list[str]:
+    """The KV pool as engines print it, and the longest prompt that fits.
+
+    A name is that of one technique among several.
 
     A pool on the GPU is not told where other memory is what limits the sequences.
     """
     t, d, generate = prediction.technique, prediction.deployment, prediction.generate
-    whose, at = (f" with {name_row(row)}", f" at {_describe_load(row)}") if several else ("", "")
+    whose, at = (f" with {name}", f" at {_describe_load(row)}") if name else ("", "")
     room = pool(t, d, prediction.prompt, generate)
-    of = f" of {room.length:,} tokens" if several else ""
+    of = f" of {room.length:,} tokens" if name else ""
     if room.kept < room.length:
         of = f" that keep {room.kept:,} of {room.length:,} tokens"
     longest = longest_prompt(t, d, int(prediction.batch[0]), generate)

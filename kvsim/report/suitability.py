@@ -9,7 +9,14 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
-from kvsim.report.names import SPOKEN, join_words, label, name_technique
+from kvsim.report.names import (
+    SPOKEN,
+    distinct_names,
+    join_words,
+    label,
+    name_technique,
+    technique_fields,
+)
 from kvsim.techniques.released import ENGINES, FULL, engines_running
 from kvsim.techniques.technique import Technique
 
@@ -151,18 +158,15 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
     str
         A sentence for each lossy technique and setting.
     """
-    for p, known in _losses(found):
-        t = p.technique
+    for p, name, known in _losses(found):
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
-                f"Quality of {name_technique(t)}: no loss was measured on {model} or a similar "
-                "model. `kvsim validate --quality` measures it."
+                f"Quality of {name}: no loss was measured on {model} or a similar model. "
+                "`kvsim validate --quality` measures it."
             )
         else:
-            differ = _settings_differ(known.worst, str(t))
-            other = ", measured with other settings" if differ else ""
-            yield f"Quality of {name_technique(t)}{other}: {known}."
+            yield f"Quality of {name}{_measured_with(known, p)}: {known}."
 
 
 def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
@@ -178,28 +182,27 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     str
         One sentence, or none if all techniques are lossless.
     """
-    known = [(name_technique(p.technique), loss) for p, loss in _losses(found)]
+    known = [*_losses(found)]
     told = [
-        f"with {name}, {str(loss).partition(': ')[0]}"
-        for name, loss in known
+        f"with {name}, {str(loss).partition(': ')[0]}{_measured_with(loss, p)}"
+        for p, name, loss in known
         if loss.kind != "none"
     ]
     more = [f"{len(told) - MAX_TOLD} more with --verbose"] if len(told) > MAX_TOLD else []
-    unknown = [name for name, loss in known if loss.kind == "none"]
+    unknown = [name for _, name, loss in known if loss.kind == "none"]
     last = [f"unknown for {join_words(unknown)} (`kvsim validate --quality` measures it)"]
     told = [*told[:MAX_TOLD], *more, *(last if unknown else [])]
     if told:
         yield f"Quality: {'; '.join(told)}."
 
 
-def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, Evidence]]:
-    """Yield each lossy technique once, with the evidence of its quality loss."""
-    seen: set[str] = set()
-    for p in found:
-        t = p.technique
-        if not t.exact and str(t) not in seen:
-            seen.add(str(t))
-            yield p, evidence(t, p.deployment.model, p.prompt + p.generate)
+def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, Evidence]]:
+    """Yield each lossy technique once, with its name and the evidence of its quality loss."""
+    lossy = {str(p.technique): p for p in reversed(found) if not p.technique.exact}
+    some = [*reversed(lossy.values())]
+    names = distinct_names([technique_fields(p.technique) for p in some])
+    for p, name in zip(some, names, strict=True):
+        yield p, name, evidence(p.technique, p.deployment.model, p.prompt + p.generate)
 
 
 UNNOTICED = 0.0005  # relative loss that scores do not show
@@ -267,10 +270,11 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
     return f"Its scores are {known} lower, {where}."
 
 
-def _settings_differ(measured: str, asked: str) -> bool:
-    """Whether evidence was measured with other settings than requested."""
+def _measured_with(known: Evidence, prediction: Prediction) -> str:
+    """With which harsher settings a loss was measured, if not with those requested."""
     found, mine = (
         dict(part.split("=", 1) for part in spec.partition(":")[2].split(",") if "=" in part)
-        for spec in (measured.partition(", ")[0], asked)
+        for spec in (known.worst.partition(", ")[0], str(prediction.technique))
     )
-    return any(mine.get(key, value) != value for key, value in found.items())
+    other = [f"{key} {value}" for key, value in found.items() if mine.get(key, value) != value]
+    return f" as measured with {', '.join(other)}" if other else ""

@@ -33,7 +33,7 @@ def test_a_verdict_keeps_to_sixty_words() -> None:
     ("said", "short", "notes"),
     [
         (f"First. {'Word ' * 59}last.", "First.", [f"{'Word ' * 59}last."]),
-        (f"{'a ' * 30}b. One. C {'c ' * 40}d.", f"{'a ' * 30}b. One.", [f"C {'c ' * 40}d."]),
+        (f"{'a ' * 30}b. One. {'c ' * 40}d.", f"{'a ' * 30}b. One.", [f"{'c ' * 40}d."]),
         (f"{'a ' * 40}b; {'c ' * 40}d.", f"{'a ' * 40}b.", [f"C {'c ' * 39}d."]),
         ("a " * 61 + "b.", " ".join("a" * 60) + ".", ["A b."]),
     ],
