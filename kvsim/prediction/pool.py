@@ -114,7 +114,20 @@ def _last_point(batch: float, prompt: int, generate: int) -> Point:
     return decode_point(float(batch), prompt, generate, generate - 1.0)
 
 
-def longest_prompt(technique: Technique, deployment: Deployment, batch: int, generate: int) -> int:
+def usual_share(deployment: Deployment) -> float:
+    """Return the share of GPU memory that an engine uses by default; 1 for other stacks.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    """
+    return ENGINE_SHARE if deployment.stack.family in ("vllm", "sglang", "trtllm") else 1.0
+
+
+def longest_prompt(
+    technique: Technique, deployment: Deployment, batch: int, generate: int, share: float = 1.0
+) -> int:
     """Find the longest prompt whose batch fits in GPU and host memory.
 
     Parameters
@@ -127,6 +140,8 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
         Sequences in the batch. [sequences]
     generate
         Tokens generated for each sequence. [tokens]
+    share
+        Share of each GPU's memory that the engine may use.
 
     Returns
     -------
@@ -135,7 +150,7 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
     """
     sequences = np.full((1, 1), float(batch))
     limits = {
-        "gpu": deployment.hardware.gpu_memory,
+        "gpu": share * deployment.hardware.gpu_memory,
         "host": deployment.hardware.host_memory / deployment.gpus,
         "disk": deployment.hardware.disk_memory / deployment.gpus,
     }
@@ -186,6 +201,9 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
     """
     d, batch = prediction.deployment, int(prediction.batch[0])
     most = int(prediction.max_batch[0])
+    room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
+    if usual_share(d) < 1 and room.tokens and room.concurrency >= 1:
+        most = min(most, int(room.concurrency))  # as many as an engine runs at once
     if 0 < most < batch:
         yield Remedy(f"--batch {most}", replace(prediction, batch=np.array([float(most)])))
     prompt = longest_prompt(prediction.technique, d, batch, prediction.generate)

@@ -6,6 +6,7 @@ from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
 from itertools import product
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,8 @@ from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
-from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.prediction.pool import longest_prompt, pool, remedies
+from kvsim.prediction.memory import decode_point, given_memory, prefill_point
+from kvsim.prediction.pool import longest_prompt, pool, remedies, usual_share
 from kvsim.report import caveats, evidence, phrases, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
@@ -55,6 +56,7 @@ from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
+BEYOND_SHARE = f"needs more than the {100 * ENGINE_SHARE:g} % of GPU memory that is usual"
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
@@ -135,17 +137,29 @@ def predict_points(
     rows = [prediction(p) for p in found]
     for p, row in zip(found, rows, strict=True):
         row["refused"] = why_refused(p.technique, p.deployment, p.prompt, p.generate)
-        if row["refused"] == "cache" and row["fits"]:
-            row["notes"].append(
-                f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
-                "request, because its KV cache does not fit next to the weights"
-            )
+        row["notes"][:0] = _note_share(row, p)
     if ranked:
         order = sorted(
             range(len(rows)), key=lambda i: (not rows[i]["fits"], -phrases.compared_rate(rows[i]))
         )
         found, rows = [found[i] for i in order], [rows[i] for i in order]
     return _make_result(found, rows, left_out, ranked)
+
+
+def _note_share(row: Row, prediction: Prediction) -> list[str]:
+    """Note that a batch fits only beyond the share of memory that engines use by default."""
+    d = prediction.deployment
+    if not row["fits"] or usual_share(d) == 1:
+        return []
+    needs = float(np.max(given_memory(d, prediction.buffers))) / d.hardware.gpu_memory
+    if row["refused"] == "cache":
+        return [
+            f"{BEYOND_SHARE}; a server with that refuses such a request, because its KV cache does "
+            "not fit next to the weights"
+        ]
+    if needs <= ENGINE_SHARE:
+        return []
+    return [f"{BEYOND_SHARE}; it takes --gpu-memory-utilization {ceil(100 * needs) / 100:g}"]
 
 
 def _make_result(
@@ -171,7 +185,7 @@ def _make_result(
     lacking = {x.partition(": ")[0] for x in notes if f": {NEEDS_KERNEL}" in x}
     first_notes = [x for x in notes if LOW_BIT not in x or x.partition(": ")[0] not in lacking]
     hidden = len(first_notes[MAX_NOTES:])
-    first_notes = first_notes[:MAX_NOTES]
+    first_notes = sorted(first_notes, key=lambda x: f": {BEYOND_SHARE}" not in x)[:MAX_NOTES]
     if ranked and len(rows) > MAX_RANKED:
         listed = _table(rows[:MAX_RANKED])
         left = len(rows) - MAX_RANKED
@@ -366,7 +380,8 @@ def _table(rows: Sequence[Row]) -> Table:
 
     def write_memory(row: Row) -> str:
         size = units.gib(row["gpu_bytes"])
-        return size if row["fits"] else f"{size} !"
+        mark = "" if row["fits"] else " !"
+        return f"{size}{' *' if _is_beyond_share(row) else mark}"
 
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
@@ -384,7 +399,13 @@ def _table(rows: Sequence[Row]) -> Table:
             if first[spec(row)] == id(row)
             else ""
         ),
-        note=note if all(row["fits"] for row in rows) else f"{note}; !: does not fit",
+        note="; ".join(
+            [
+                note,
+                *(["!: does not fit"] if not all(row["fits"] for row in rows) else []),
+                *([f"*: {BEYOND_SHARE}"] if any(map(_is_beyond_share, rows)) else []),
+            ]
+        ),
     )
 
 
@@ -522,6 +543,11 @@ def figures(row: Row) -> Row:
     return {"technique": row["notation"], **{key: row[key] for key in keys}}
 
 
+def _is_beyond_share(row: Row) -> bool:
+    """Whether a row fits only with a larger share of memory than engines use by default."""
+    return any(note.startswith(BEYOND_SHARE) for note in row["notes"])
+
+
 def _find_fastest(rows: Sequence[Row]) -> Row:
     """The fastest row among those that fit and that an engine runs, as far as there are any."""
     fit = [row for row in rows if row["fits"]] or list(rows)
@@ -574,7 +600,7 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
 def _note_max_batch(row: Row) -> str:
     if not row["max_batch"]:
         return "Not even one such sequence fits."
-    return f"At most {units.integer(row['max_batch'])} such sequences fit."
+    return f"At most {units.integer(row['max_batch'])} such sequences fit, with all memory in use."
 
 
 def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
@@ -664,7 +690,10 @@ def _describe_grid(
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
-    told = f"{some} points fit in memory."
+    beyond_share = sum(map(_is_beyond_share, rows))
+    more = f", {'all' if beyond_share == fits else beyond_share} of them only beyond {100 * ENGINE_SHARE:g} % of it"
+    told = f"{some} points fit in memory{more if beyond_share else ''}."
+    first = told if beyond_share else ""  # before speeds that a server reaches only with more of it
     if not fits:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
         return verdict(
@@ -679,7 +708,9 @@ def _describe_grid(
         return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
     turn = _turn(rows, named, gains)
     if turn:
-        return verdict([turn, released, fastest], [beyond, accepted, told])
+        return verdict(
+            [first, turn, released, fastest], [beyond, accepted, *([] if first else [told])]
+        )
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         if not among or (row["fits"] and not _lacks_kernel(row)):
@@ -689,11 +720,15 @@ def _describe_grid(
         count = f"{_all(len(points)).lower()} points"
         at = count if len(points) > 1 else "the only point where one of them fits"
         said = f"{among}{ranked[0][0]} is fastest at {at}."
-        return verdict([said, fastest], [beyond, *_note_lost_drafts(gains), told])
-    (first, most), *others = ranked[:3]
+        return verdict(
+            [first, said, fastest], [beyond, *_note_lost_drafts(gains), *([] if first else [told])]
+        )
+    (fast, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
-    said = f"{among}{first} is fastest at {most} of {len(points)} points{shares}."
-    return verdict([said, fastest], [beyond, *_note_lost_drafts(gains), told])
+    said = f"{among}{fast} is fastest at {most} of {len(points)} points{shares}."
+    return verdict(
+        [first, said, fastest], [beyond, *_note_lost_drafts(gains), *([] if first else [told])]
+    )
 
 
 def _note_lost_drafts(gains: Sequence[Row]) -> Iterator[str]:
@@ -786,9 +821,9 @@ def _limits(row: Row, prediction: Prediction, name: str = "") -> list[str]:
     of = f" of {room.length:,} tokens" if name else ""
     if room.kept < room.length:
         of = f" that keep {room.kept:,} of {room.length:,} tokens"
-    longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
-    most = d.model.max_context
-    beyond = f" in memory; context: {most:,}" if longest + generate > most else ""
+    fitting = longest_prompt(t, d, int(prediction.batch[0]), generate, usual_share(d))
+    longest = min(fitting, max(d.model.max_context - generate, 0))
+    beyond = f", as the context is {d.model.max_context:,}" if longest < fitting else ""
     told = room.tokens and room.concurrency <= row["max_batch"] + 1
     pools = (
         f"KV pool{whose} at {units.percent(room.share)} of GPU memory: "
