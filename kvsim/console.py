@@ -156,7 +156,7 @@ class ProgressLine:
     what
         Name of the task; empty for a command's main task.
     unit
-        What is counted, such as ``requests``.
+        Name of the counted items, such as ``requests``.
     total
         Number of items in all.
     estimates

@@ -64,7 +64,7 @@ def missing_dependency(package: str | None) -> InputError | None:
 
 
 def require(*packages: str) -> None:
-    """Refuse what needs packages that are not installed, before anything is written.
+    """Check that optional packages are installed, before anything is written.
 
     Raises
     ------
@@ -83,13 +83,13 @@ def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> Input
     Parameters
     ----------
     kind
-        What was named, as "model".
+        Kind of the name, such as "model".
     name
         The unknown name.
     known
         All known names.
     mend
-        What else the user can do.
+        A further hint for the user.
     """
     names = sorted(known)
     plain = {_squeeze(each): each for each in names}

@@ -48,7 +48,7 @@ class Kind:
     name
         Name of the kind in the environment variable ``KVSIM_FILE_LIMITS``.
     expected
-        What such a file should be, for error messages.
+        Description of a valid file, for error messages.
     most
         Largest size of a file; a larger one is taken for a mistake. [B]
     growth
@@ -86,13 +86,12 @@ def most_bytes(kind: Kind) -> int:
     Parameters
     ----------
     kind
-        What the file holds, with its limits.
+        Kind of the file, with its limits.
 
     Returns
     -------
     int
-        The kind's own limit, or what ``KVSIM_FILE_LIMITS=config=50MB,trace=1TB`` says instead.
-        [B]
+        The kind's own limit, or that set by ``KVSIM_FILE_LIMITS=config=50MB,trace=1TB``. [B]
 
     Raises
     ------
@@ -158,8 +157,8 @@ def free_memory() -> float:
     Returns
     -------
     float
-        What the system reports as available, within the process's own limit; infinite where the
-        system reports nothing. [B]
+        Available memory, within the process's own limit; infinite if the system does not report it.
+        [B]
     """
     free = float("inf")
     try:
@@ -184,7 +183,7 @@ def check_room(needed: float, what: str, mend: str) -> None:
     what
         Name of the work, with which the message begins.
     mend
-        What the user can do, with which the message ends.
+        Remedy for the user, with which the message ends.
 
     Raises
     ------
@@ -388,7 +387,7 @@ def check_type(path: Path | str, kind: Kind) -> None:
     path
         Path of the file.
     kind
-        What the file holds, with its limits.
+        Kind of the file, with its limits.
 
     Raises
     ------
@@ -550,7 +549,7 @@ def decode_text(content: bytes, where: str, expected: str) -> str:
     where
         Name of the file in messages.
     expected
-        What the file should be, for messages.
+        Description of a valid file, for messages.
 
     Returns
     -------
@@ -631,7 +630,7 @@ def parse_json(text: str, where: str, expected: str, strict: bool = True) -> Any
     where
         Name of the file in messages.
     expected
-        What the file should be, for messages.
+        Description of a valid file, for messages.
     strict
         Whether a name that appears twice in an object is refused.
 

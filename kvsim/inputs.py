@@ -54,12 +54,12 @@ class Range:
         value
             The number.
         got
-            What the user gave, if it is not the number itself.
+            The value as the user gave it, if it is not the number itself.
 
         Raises
         ------
         InputError
-            Naming the option, what was given and the range.
+            If the number is out of range; the message names the option, the value and the range.
         """
         holds = self.least <= value <= self.most and (not self.whole or value == int(value))
         if not holds:
@@ -326,7 +326,7 @@ def words_among(*known: str) -> Parser:
 
 
 def parse_number(name: str, given: object, allowed: Range | None = None) -> float:
-    """Parse a number in the option's range, or above 0 where it has none.
+    """Parse a number in the option's range, or above 0 if it has no range.
 
     Parameters
     ----------
@@ -414,7 +414,7 @@ def parse_count(
     allowed
         Range of the option; None if it has none.
     alternative
-        What else is allowed, for the message.
+        Other allowed values, for the message.
 
     Returns
     -------
@@ -632,7 +632,7 @@ def parse_token_lengths(name: str, given: object, allowed: Range | None = None) 
 
 
 def duration(most_bare: float) -> Parser:
-    """Create a parser of times such as 500ms, 2s or 0.5; "none" stands for no limit.
+    """Create a parser of times such as 500ms, 2s or 0.5; "none" means no limit.
 
     Parameters
     ----------
@@ -684,7 +684,7 @@ def zero_or(parser: Parser) -> Parser:
     Returns
     -------
     Parser
-        Returns 0.0 or what ``parser`` returns.
+        Parser that returns 0.0, or the result of ``parser``.
     """
     return lambda name, given, allowed: (
         0.0 if given == "0" or given == 0 else parser(name, given, allowed)
@@ -702,7 +702,7 @@ def auto_or(parser: Callable[..., object]) -> Parser:
     Returns
     -------
     Parser
-        Returns None for "auto", else what ``parser`` returns.
+        Parser that returns None for "auto", else the result of ``parser``.
     """
     return lambda name, given, allowed: (
         None if given == "auto" else parser(name, given, allowed, ", or auto")
@@ -746,8 +746,8 @@ def several(parser: Parser) -> Parser:
     Returns
     -------
     Parser
-        Returns pairs of what was given and the parsed value; raises ``InputError`` if a value is
-        given twice or left empty.
+        Parser that returns pairs of the given text and the parsed value; raises ``InputError`` if a
+        value is given twice or left empty.
     """
 
     def parse(name: str, given: object, allowed: Range | None) -> list[tuple[object, object]]:

@@ -36,19 +36,19 @@ class CommandOption:
     name
         The keyword in Python; the command line has hyphens for underscores.
     help, metavar
-        What the option is for, and what stands for its value in the help.
+        Purpose of the option, and the placeholder of its value in the help.
     commands
         Commands that take it.
     parse
-        Turns what was given into the value meant.
+        Function that parses the given text.
     default
-        The value if none is given, as a user would give it; None for none.
+        Default value, as a user would give it; None for no default.
     range
-        What a number may be.
+        Range of valid numbers.
     also
         Other spellings on the command line.
     spelled
-        What engines and load generators call it.
+        Names of the option in engines and load generators.
     required
         Whether the command line insists on it.
     position
@@ -62,7 +62,7 @@ class CommandOption:
     excludes
         By command, options that this one does not go with.
     at
-        By command, what differs there.
+        Differing properties, by command.
     """
 
     group: str
@@ -85,7 +85,7 @@ class CommandOption:
 
     @property
     def flag(self) -> str:
-        """As it is typed, and as errors name it."""
+        """The option as it is typed, and as errors name it."""
         return self.name if self.position else f"--{self.name.replace('_', '-')}"
 
     def value(self, given: object) -> Any:
@@ -208,7 +208,7 @@ def read_spellings(command: str, words: Iterable[str]) -> list[str]:
     command
         The command, as ``plan`` or ``traces inspect``.
     words
-        What was typed after it.
+        The words after it.
 
     Returns
     -------
@@ -273,11 +273,11 @@ def check_work(what: str, count: float, most: float, mend: str) -> None:
     Parameters
     ----------
     what
-        The work in words, as ``--batch, --prompt: 20,000 points``.
+        Description of the work, such as ``--batch, --prompt: 20,000 points``.
     count, most
         How much of it was asked for, and how much is done.
     mend
-        What the user can do.
+        Remedy for the user.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def check_work(what: str, count: float, most: float, mend: str) -> None:
 
 
 def find_misuse(command: str, given: Iterable[str]) -> str:
-    """Find what is wrong with the options given together.
+    """Find a conflict between the options that are given together.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class Inputs:
     command
         The command, as ``plan`` or ``traces inspect``.
     given
-        What the user gave, by keyword; None counts as not given.
+        Given values by keyword; None counts as not given.
 
     Raises
     ------
@@ -392,7 +392,7 @@ def _takes(command: str, name: str, given: object) -> bool:
 
 
 def command_line(command: str, given: Mapping[str, object], without: str = "report") -> str:
-    """Format a command as it is typed, each word quoted where a shell needs it.
+    """Format a command as it is typed, with words quoted as a shell needs.
 
     Parameters
     ----------

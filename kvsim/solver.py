@@ -84,7 +84,7 @@ def add_up(terms: Iterable[Variable | Expression | float]) -> Expression:
     Parameters
     ----------
     terms
-        What is summed.
+        Terms of the sum.
     """
     return pulp.lpSum(terms)
 

@@ -38,7 +38,7 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     """Predict latency, throughput and memory for every combination of technique and request size.
 
     Each batch starts on an idle GPU. With ``concurrency`` instead of ``batch``, a server is
-    predicted to which so many clients send one request after another.
+    predicted to which that many clients send one request after another.
 
     Returns
     -------

@@ -353,7 +353,7 @@ class CheckedCommand(CheckedHelp, TyperCommand):
 
 
 class CheckedGroup(CheckedHelp, TyperGroup):
-    """A group of commands that is a command of its own as well."""
+    """A group of commands that is itself a command."""
 
 
 QUESTIONS = (

@@ -31,7 +31,7 @@ except (RuntimeError, AssertionError) as problem:
 
 
 def main() -> int:
-    """Run what fits, report what there is; 1 if something failed, 2 for bad input."""
+    """Run the units that fit in the time; returns 1 after a failure, 2 for bad input."""
     parser = argparse.ArgumentParser("make.py gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="what it may take")
     parser.add_argument(

@@ -65,7 +65,7 @@ class Flag:
     name
         Option of the command line, argument of a call, or key of a file, as it is written.
     meaning
-        What it sets.
+        Meaning of the flag.
     source
         Page or file of the documentation, at its commit.
     """

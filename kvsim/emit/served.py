@@ -42,7 +42,7 @@ class Served:
     model
         Name at Hugging Face, or path, of the checkpoint to load.
     base
-        The same of the model as it is published, for which heads are trained.
+        Name of the published model, for which draft heads are trained.
     weights
         Format of the weights, in the notation of ``--weights``.
     released
@@ -60,13 +60,13 @@ class Served:
     nodes
         Machines that hold the replica's GPUs.
     share_of_free
-        Whether ``utilisation`` is a share of what weights and the largest pass leave.
+        Whether ``utilisation`` is a share of the memory that weights and the largest pass leave.
     prefix_caching
         Whether prompts share blocks.
     host_cache, nvme_cache
         Host memory and NVMe space for evicted blocks, of the whole replica. [B]
     host, layers
-        What is kept in host memory, and the layers of the model.
+        Layers with weights in host memory, and the number of layers of the model.
     cache_tokens
         Tokens that the cache holds, of all sequences together. [tokens]
     apart
@@ -160,7 +160,7 @@ class Served:
         return round(self.nvme_cache / GB)
 
     def with_role(self, role: str) -> "Served":
-        """Return what the engines for one role serve, where prefill and decode are disaggregated.
+        """Return the settings of the engines for one role, if prefill and decode are disaggregated.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ def serve_costs(
     apart: tuple[int, int] | None = None,
     fitting: int = 0,
 ) -> Served:
-    """Describe a simulated replica by what an engine has to be told to run it.
+    """Describe a simulated replica by the settings with which an engine runs it.
 
     Parameters
     ----------

@@ -393,7 +393,7 @@ def copies_cache(deployment: Deployment, stored: Format) -> bool:
     Returns
     -------
     bool
-        Whether the copy is an op with a time of its own.
+        Whether the copy is an op with its own time.
     """
     return "cache-copy" in deployment.stack.kernels and not stored.packs
 

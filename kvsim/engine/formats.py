@@ -172,7 +172,7 @@ class Format:
 
     @property
     def v_bits(self) -> float:
-        """Bits per number of packed values; ``bits`` if values have no width of their own. [bit]"""
+        """Bits per element of packed values; ``bits`` if values have no separate width. [bit]"""
         return self.bits if self.value_bits is None else self.value_bits
 
     @property
@@ -205,7 +205,7 @@ class Format:
 
     @property
     def number(self) -> float:
-        """Size of a packed number of a key or value, which must have the same width. [B]"""
+        """Size of a packed element of a key or value, which must have the same width. [B]"""
         assert self.bits == self.v_bits
         return self.k_number
 
@@ -287,7 +287,7 @@ class Format:
         return k * self.k_number + v * self.v_number + fresh * 2.0
 
     def packed_sides(self, k_width: float, v_width: float, tokens: Number) -> tuple[Number, Number]:
-        """Count the packed numbers of one sequence, keys and values apart.
+        """Count the packed elements of one sequence, of keys and of values separately.
 
         Parameters
         ----------
@@ -331,7 +331,7 @@ class Format:
     def resident_sides(
         self, k_width: float, v_width: float, tokens: Number
     ) -> tuple[Number, Number]:
-        """Compute the bytes of the packed store, keys and values apart, without tails.
+        """Compute the bytes of packed keys and of packed values, without tails.
 
         Parameters
         ----------

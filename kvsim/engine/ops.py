@@ -320,8 +320,8 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
         The forward pass, or arrays of passes.
     foreign
         Copies of tokens that this GPU receives for experts of other GPUs and discards. [tokens]
-        None to compute it: all such copies where every GPU receives all tokens, none where tokens
-        are sent only to the GPUs of their experts.
+        If None, it is computed: 0 if tokens are sent only to the GPUs of their experts, and all
+        others if every GPU receives all tokens.
 
     Returns
     -------
@@ -406,7 +406,7 @@ def copy(
     """Return an op that copies between GPU and host memory, or between host memory and a drive.
 
     A copy to or from a drive loads the host's memory, not PCIe. Kernel class ``relay`` is for the
-    cache, whose host memory may be pageable; ``copy`` for what every runtime keeps pinned.
+    cache, whose host memory may be pageable; ``copy`` for memory that is always pinned.
 
     Parameters
     ----------
@@ -496,10 +496,10 @@ def quantise(
 def pack_prompt(
     deployment: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
 ) -> list[Op]:
-    """Return the op that packs the tokens of prompts which a pass has read.
+    """Return the op that packs the prompt tokens of a prefill pass.
 
-    It packs what the pass adds to the packed part of each prompt; formats may keep the latest
-    tokens in fp16.
+    It packs only the tokens that the pass adds to the packed part of each prompt; formats may keep
+    the latest tokens in fp16.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 
 def tiled(rows: Number, tile: float) -> Number:
-    """Compute the rows of the whole tiles that a product computes, divided by its own rows.
+    """Compute the ratio of the rows of whole tiles to the rows of a product.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def seconds(op: Op, deployment: Deployment) -> Number:
 
 
 def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) -> Number:
-    """Compute the duration of an op, given what it needs of each resource.
+    """Compute the duration of an op from its time on each resource.
 
     Parameters
     ----------

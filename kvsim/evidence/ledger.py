@@ -361,8 +361,8 @@ def share_below(factor: float, sigma: float) -> float:
 def typical_error(deployment: Deployment, technique: str, kind: str = "decode") -> float:
     """Estimate the relative error of an answer from the nearest measured rows.
 
-    The error is larger where those rows are of another technique. What the engine or the card adds
-    is left out: techniques on one machine share it.
+    The error is larger where those rows are of another technique. Errors due to the engine or the
+    card are left out, as techniques on one machine share them.
 
     Parameters
     ----------
@@ -451,8 +451,8 @@ def error_range(
     """Find the range that holds 80 % of the errors like an answer's.
 
     It is a range of quantiles over errors, each of which counts the more, the more mechanisms its
-    entry shares with the answer, compared with the nearest entry. What is unknown adds to both
-    sides as an independent error: of a model, card or engine where no entry shares all three with
+    entry shares with the answer, compared with the nearest entry. Unknown influences add an
+    independent error on both sides: of a model, card or engine where no entry shares all three with
     the answer, and else of runs by another source or at another version.
 
     Parameters
@@ -464,7 +464,7 @@ def error_range(
     rows
         Rows of each entry.
     weights
-        What each mechanism counts, as in ``WEIGHTS``.
+        Weight of each mechanism, as in ``WEIGHTS``.
 
     Returns
     -------
@@ -650,7 +650,7 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
     """Add entries to a ledger on disk, replacing those of the same case.
 
     Entries are of the same case if engine, version, kind, device, technique and what was held out
-    agree, and the source too where they are of whole runs.
+    agree, and for whole runs also the source.
 
     Parameters
     ----------

@@ -339,7 +339,7 @@ def check_possible(
     Parameters
     ----------
     where
-        What was measured, for the message.
+        Description of the measurement, for the message.
     per_token
         Measured time per token. [s]
     technique, deployment
@@ -348,8 +348,8 @@ def check_possible(
     Raises
     ------
     InputError
-        If it is less than half of what one sequence needs at the full rates of the hardware, which
-        caches of a GPU or a few tokens in one message cannot explain.
+        If it is less than half of the time that one sequence needs at the full rates of the
+        hardware, which GPU caches or several tokens per message cannot explain.
     """
     ideal = replace(deployment, stack=load_stack("ideal"))
     least = float(Prediction(technique, ideal, np.ones(1), SHORT, SHORT).tpot_s[0])

@@ -38,9 +38,9 @@ class PublishedRow:
     where
         File and line, for messages.
     paper, table
-        Where it was published.
+        Paper and table in which it was published.
     model, hardware, stack, technique
-        What was run, as kvsim names it.
+        Names of these in kvsim.
     settings
         Settings of the technique, ``KEY=VALUE,...``.
     options
@@ -115,14 +115,14 @@ class PublishedRow:
         Parameters
         ----------
         deployment
-            Where it runs.
+            Deployment in which it runs.
         technique
             Notation of the technique, with settings.
 
         Returns
         -------
         Prediction
-            The run at the row's batch, or at the largest that fits where it states none.
+            The prediction at the row's batch, or at the largest batch that fits if it states none.
         """
         t = parse(technique)
         batch = self.batch or float(_largest_batch(t, deployment, self.prompt, self.generate))

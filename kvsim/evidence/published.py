@@ -54,7 +54,7 @@ def is_own(header: Sequence[str]) -> bool:
 
 
 def metric_of(name: str, header: Sequence[str]) -> str:
-    """Find the column that holds what was measured.
+    """Find the column of the measured quantity.
 
     Parameters
     ----------
@@ -90,9 +90,9 @@ def to_paper_row(name: str, metric: str, row: Mapping[str, str]) -> dict[str, st
     Parameters
     ----------
     name
-        The table's name, which stands for the paper.
+        The table's name, used in place of the paper's.
     metric
-        The column that holds what was measured.
+        The column of the measured quantity.
     row
         The row, by column.
 

@@ -16,13 +16,13 @@ class Score:
     Attributes
     ----------
     paper, table, metric, stack
-        What the errors are of.
+        Table, metric and stack to which the errors apply.
     rows
         Number of rows.
     fitted
         Mean and largest error of the rows that a stack was fitted to; 0.1 is 10 %.
     held_out
-        The same of the rows that nothing was fitted to.
+        Mean and largest error of the rows that no fit used.
     with_anomalies
         The same including the documented anomalies.
     skill

@@ -37,13 +37,13 @@ def fitted_text(
     fit
         The fitted numbers and their errors.
     rows
-        Which rows it was fitted to, in words.
+        Description of the rows that were fitted.
     error
         Its measured error on other rows, in words.
     today
         Date of the fit.
     checked
-        Its errors in a run, on what the fit did not see.
+        Errors in a run, on requests that the fit did not use.
 
     Returns
     -------

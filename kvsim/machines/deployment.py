@@ -418,7 +418,7 @@ class Deployment:
         Returns
         -------
         WeightFormat
-            Format of this matrix, or of most weights where it has none of its own.
+            Format of this matrix; that of most weights if it has no separate format.
         """
         return self._by_matrix.get(matrix, self.weight_format)
 
@@ -590,7 +590,7 @@ def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
 
 
 def basis(deployment: Deployment) -> dict[str, str]:
-    """Describe what a prediction is based on, by its weakest part, and the error known for it.
+    """Describe the weakest basis of a prediction, and the error known for it.
 
     "calibrated": the hardware was measured and the stack was fitted to runs on it. "carried over":
     the stack's numbers were measured on other cards or read from its code. "datasheet": peak rates.

@@ -23,7 +23,7 @@ class Condition:
     expected
         Description of valid values, for messages.
     holds
-        Tells whether a value is valid.
+        Returns whether a value is valid.
     """
 
     expected: str
@@ -475,8 +475,8 @@ class WorkingMemory:
         Whether the memory share that the user gives is one of the memory that weights and the
         largest pass leave free (TensorRT-LLM), and not of the whole memory (vLLM).
     share_is_static
-        Whether that share holds weights and caches alone (SGLang), so that passes and the context
-        take what it leaves of the memory.
+        Whether that share holds only weights and caches (SGLang), so that passes and the context
+        use the rest of the memory.
     """
 
     context_memory: Bytes = 0.0
@@ -604,7 +604,7 @@ class Hardware:
     price
         Price; None if unknown. [USD per GPU hour]
     listed
-        Whose listed price it is; None if the profile states it or none is known.
+        Seller whose listed price it is; None if the profile states the price or it is unknown.
     basis
         "datasheet" or "measured".
     sources
@@ -882,7 +882,7 @@ class Stack:
         Returns
         -------
         Kernel
-            The stack's numbers for it, or for the class that stands for it (``STANDS_FOR``).
+            The stack's numbers for it, or for the class that replaces it (``STANDS_FOR``).
         """
         while name not in self.kernels:
             name = STANDS_FOR[name]

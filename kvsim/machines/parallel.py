@@ -120,7 +120,7 @@ class Parallelism:
         return self.stage // self.ep
 
     def check(self, model: Model) -> None:
-        """Refuse degrees of parallelism that do not suit a model.
+        """Check that the degrees of parallelism suit a model.
 
         Parameters
         ----------
@@ -130,7 +130,8 @@ class Parallelism:
         Raises
         ------
         InputError
-            If the model cannot be divided so; the message names the option and values that work.
+            If the model cannot be divided in this way; the message names the option and values that
+            work.
         """
         for name, value in (("--pp", self.pp), ("--dp", self.dp), ("--ep", self.ep)):
             if not 1 <= value <= MAX_DEGREE:
@@ -184,7 +185,7 @@ class Parallelism:
         return "" if self == Parallelism(self.tp) else f" ({self.words()})"
 
     def notes(self, domain: int, skew: float = 0.0) -> Iterator[str]:
-        """Yield remarks on what is assumed of a replica with this layout.
+        """Yield remarks on the assumptions for a replica with this layout.
 
         Parameters
         ----------

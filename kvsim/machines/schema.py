@@ -98,7 +98,7 @@ def read(file: Traversable, schema: Schema) -> Profile:
     file
         The TOML file.
     schema
-        Keys it may have, and what their values must be.
+        Keys that it may have, and valid values.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     file
         The TOML file.
     schema
-        Keys it may have, and what their values must be.
+        Keys that it may have, and valid values.
 
     Returns
     -------

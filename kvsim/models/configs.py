@@ -184,7 +184,7 @@ def read_config(name_or_path: str) -> tuple[Mapping[str, object], str, str]:
     Returns
     -------
     tuple[Mapping[str, object], str, str]
-        Its fields, the model's name, and what messages call the configuration.
+        Its fields, the model's name, and the configuration's name in messages.
 
     Raises
     ------

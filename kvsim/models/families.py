@@ -918,7 +918,7 @@ def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     Returns
     -------
     tuple of str, Family and list of str
-        The ``model_type``, how to read it, and what had to be assumed.
+        The ``model_type``, its family, and remarks on assumptions.
 
     Raises
     ------

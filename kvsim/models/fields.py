@@ -47,9 +47,9 @@ class Fields:
         field
             Name of the field.
         problem
-            What is wrong with it.
+            The problem.
         mend
-            What the user can do.
+            The remedy.
 
         Returns
         -------

@@ -34,7 +34,7 @@ class BreakEven:
     Attributes
     ----------
     axis
-        What varies, one of ``AXIS_TITLES``.
+        Varied quantity, one of ``AXIS_TITLES``.
     values
         Values on the axis, ascending, in the axis's unit. (n,)
     ratio

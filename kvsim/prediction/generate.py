@@ -263,7 +263,7 @@ class Prediction:
 
     @property
     def disk_bytes(self) -> Array:
-        """Peak space of the replica on the drive behind its host. [B]"""
+        """Peak space of the replica on its host's drive. [B]"""
         return self.deployment.gpus * self._spread(tier_bytes(self.buffers, "disk"))
 
     @property

@@ -242,7 +242,7 @@ def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
 
 
 def held_beside(buffers: Buffers) -> tuple[Array, Array]:
-    """Add up what each GPU holds besides the KV cache.
+    """Compute the memory of each GPU besides the KV cache.
 
     Parameters
     ----------

@@ -302,8 +302,8 @@ class Evidence:
     kind
         Kind of the evidence, from "lossless" to "none".
     loss, low, high
-        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known. With kind
-        "none" they are a warning: what models of other kinds lose at least.
+        Relative loss and its 95 % interval, in ``unit``; NaN if unknown. With kind "none" they are
+        a warning: the least loss of other kinds of models.
     unit
         Quantity that the loss is a share of, such as a score or perplexity.
     worst
@@ -311,7 +311,7 @@ class Evidence:
     source
         Where the loss comes from.
     missing
-        What has to be measured before this evidence counts; empty if nothing.
+        Measurements that are needed before this evidence counts; empty if none are.
     untried
         Kinds of benchmarks without evidence.
     """

@@ -47,7 +47,7 @@ class LayerLosses:
     Attributes
     ----------
     model, weights, text, settings, date
-        What was measured, where its weights are from, on which text, how and when.
+        The model, the source of its weights, the text, the settings, and the date.
     bits
         Widths that were tried, ascending. (b,) [bit]
     group

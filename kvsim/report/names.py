@@ -324,7 +324,7 @@ def list_settings(names: dict[str, str]) -> list[str]:
 
 
 def describe_price(hardware: Hardware) -> str:
-    """Say what one GPU costs per hour, and whose price of when that is.
+    """Describe the price of one GPU per hour, with its seller and date.
 
     Parameters
     ----------

@@ -528,12 +528,12 @@ def list_unused(
     questions: Sequence[Question],
     advised: bool,
 ) -> Iterator[str]:
-    """List what users ask about that a plan does not use, with one reason each.
+    """List features that users ask about but that a plan does not use, with one reason each.
 
     Parameters
     ----------
     asked
-        What the plan may consider.
+        Features that the plan may consider.
     deployment
         The chosen deployment.
     drafted

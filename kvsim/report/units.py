@@ -33,7 +33,8 @@ def format_number(value: float, digits: int = 4) -> str:
     Parameters
     ----------
     value
-        Number to write; here and below None or what is not finite becomes a dash.
+        Number to write; None and values that are not finite become a dash, as in all functions
+        here.
     digits
         Significant digits; numbers of more digits before the point are written in full.
     """

@@ -132,8 +132,8 @@ def share(value: T) -> T:
 
     Parameters
     ----------
-    value : an array, a record or a named tuple; of a plain tuple each item is taken. Its memory is
-        shared with compiled code, not copied. With ``NUMBA_DISABLE_JIT`` Python takes it as it is.
+    value : an array, a record or a named tuple; or a plain tuple of these. Its memory is shared
+        with compiled code, not copied. With ``NUMBA_DISABLE_JIT`` it is returned unchanged.
     """
     if numba.config.DISABLE_JIT:
         return value
@@ -149,7 +149,7 @@ def type_of(value: object) -> types.Type:
 
     Parameters
     ----------
-    value : an array whose rows lie one behind the other, a record, a named tuple of these, or a
+    value : a C-contiguous array, a record, a named tuple of these, or a
         number.
     """
     return _layout(value)[0]
@@ -208,7 +208,7 @@ def loaded_type(stored: types.Type) -> types.Type:
 
     Parameters
     ----------
-    stored : type of the number in memory, as ``int8``; of what is no whole number, the same.
+    stored : type of the number in memory, such as ``int8``; other types are returned unchanged.
     """
     return types.int64 if isinstance(stored, types.Integer) else stored
 
@@ -480,7 +480,7 @@ def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], C
 
     Parameters
     ----------
-    otherwise : what is called where the world's ``links`` are None. It takes the same arguments.
+    otherwise : function that is called if the world's ``links`` are None, with the same arguments.
 
     Returns
     -------
@@ -542,8 +542,8 @@ def jit_entry(function: Callable[P, T]) -> CompiledEntry[P, T]:
 
     Parameters
     ----------
-    function : the function. Its arguments are numbers, or what ``share`` takes. It is compiled at
-        the first call with arguments of these types, and kept on disk.
+    function : the function. Its arguments are numbers, or values that ``share`` accepts. It is
+        compiled at the first call with arguments of these types, and cached on disk.
     """
     return CompiledEntry(function)
 
@@ -556,7 +556,7 @@ def announce(kept: bool = True) -> None:
 
     Parameters
     ----------
-    kept : whether what is compiled is kept on disk; else every run compiles again.
+    kept : whether compiled code is kept on disk; otherwise every run compiles again.
     """
     if _announced:
         return

@@ -30,37 +30,37 @@ Below = NDArray[np.int32]
 class Decoding(NamedTuple):
     """The sequences that decode in a pass: how many, and their mean context."""
 
-    batch: int
-    context: float  # their mean [tokens]
-    growth: float  # what each round adds to it [tokens]
+    batch: int  # number of sequences
+    context: float  # mean context [tokens]
+    growth: float  # increase of the mean context per round [tokens]
 
 
 class Prompts(NamedTuple):
     """Totals over the chunks of prompts that a pass prefills."""
 
-    tokens: int  # that it reads, in the lane with most of them [tokens]
-    every: int  # in all lanes [tokens]
-    finished: int  # prompts that it completes, in all lanes
+    tokens: int  # prompt tokens of the lane with most of them [tokens]
+    every: int  # prompt tokens of all lanes [tokens]
+    finished: int  # prompts that the pass completes
 
 
 class OnePass:
     """A pass over decoding sequences and prompt chunks."""
 
-    batch: int  # sequences that decode
-    context: float  # their mean [tokens]
-    first: int  # its parts of prompts are those from here
-    last: int  # to before here
-    cost: PerCost  # what it costs, as COSTS [s]
-    scratch: PerCost
+    batch: int  # number of decoding sequences
+    context: float  # their mean context [tokens]
+    first: int  # index of its first prompt chunk
+    last: int  # index after its last prompt chunk
+    cost: PerCost  # cost of the pass, by COSTS [s]
+    scratch: PerCost  # work space
 
 
 class PromptPart:
     """A chunk of a prompt that a pass prefills."""
 
-    tokens: int  # [tokens]
-    start: float  # tokens of its prompt before it [tokens]
-    finished: int  # 1 if it is the last of its prompt
-    after: float  # the prompt's length if what follows it is counted too [tokens]
+    tokens: int  # length of the chunk [tokens]
+    start: float  # prompt tokens before it [tokens]
+    finished: int  # 1 if it is the last chunk of its prompt
+    after: float  # prompt length if the passes after prefill are included, else 0 [tokens]
 
 
 @jit_function
@@ -234,7 +234,7 @@ def find_linear_span(tables: Tables, context: float, growth: float, most: int) -
     ----------
     tables : times of passes and memory of sequences.
     context : mean context. [tokens]
-    growth : what each round adds to it. [tokens]
+    growth : increase per round. [tokens]
     most : rounds at most.
 
     Returns
@@ -578,8 +578,8 @@ class StepCosts(ReplicaMemory):
 
         Parameters
         ----------
-        before : what this returned for the same passes in steps of other sizes; rounds of as many
-            sequences over contexts as long are taken from its tables.
+        before : earlier result for the same passes with other limits, whose values for rounds are
+            reused.
         """
         return self._changed(partial(self._times, before))
 
@@ -638,7 +638,7 @@ class StepCosts(ReplicaMemory):
 
         Parameters
         ----------
-        prefill : factor on what prompts add to a pass.
+        prefill : factor on the time that prompts add to a pass.
         decode : factor on rounds of sequences that decode.
         """
         factors = dict.fromkeys(PerNode._fields, prefill) | {"round": decode}

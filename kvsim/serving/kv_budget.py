@@ -35,7 +35,7 @@ class Room:
     Parameters
     ----------
     technique, deployment, rules
-        The technique, where it runs, and the scheduling rules.
+        The technique, the deployment, and the scheduling rules.
     longest
         Length of the longest sequence, prompt and generated tokens. [tokens]
     longest_chunk
@@ -154,8 +154,7 @@ class ReplicaMemory:
     ----------
     longest : longest sequence, prompt and generated tokens. [tokens]
     longest_prompt : longest prompt. [tokens]
-    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
-        told otherwise. [B]
+    gpu_memory : memory of each GPU that the engine may use; None for the default share. [B]
 
     Raises
     ------
@@ -192,8 +191,8 @@ class ReplicaMemory:
         technique : the technique.
         deployment : model, machine and software.
         rules : scheduling of each replica.
-        requests : what is to be served.
-        gpu_memory : what the engine may use of each GPU. [B]
+        requests : the requests to serve.
+        gpu_memory : memory of each GPU that the engine may use. [B]
         """
         most = rules.max_model_len or deployment.model.max_context
         lengths = (requests.prompt + requests.generate, requests.prompt)

@@ -43,7 +43,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @frozen
 class Targets:
-    """Latency targets of a request; infinite where none was set."""
+    """Latency targets of a request; infinite if none was set."""
 
     ttft: float = np.inf  # [s]
     tpot: float = np.inf  # [s]

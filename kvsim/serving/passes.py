@@ -187,7 +187,7 @@ class Passes:
         return np.asarray(total)
 
     def tokens(self, tokens: Array) -> Array:
-        """Return the cost of what every layer does to each token, whichever sequence it is of.
+        """Return the cost of each layer's work per token, such as projections and MLPs.
 
         With several data-parallel ranks the routed experts are left out; see :meth:`routed`.
 

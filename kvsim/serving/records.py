@@ -63,66 +63,66 @@ class Records(Protocol[R_co]):
 class Limits:
     """Scheduling rules and memory limits, which are the same for all replicas."""
 
-    max_seqs: int
-    max_tokens: int
-    part: int  # tokens of one prompt in a pass at most: it is read by one lane [tokens]
-    block_tokens: int  # tokens of a KV block
+    max_seqs: int  # most sequences in a pass
+    max_tokens: int  # most tokens in a pass
+    part: int  # most tokens of one prompt in a pass [tokens]
+    block_tokens: int  # tokens per KV block
     width: int  # tokens per sequence in the widest pass of a round [tokens]
-    chunked: bool
-    decode_first: bool
-    swap: bool
-    whole_prompt: bool  # a prompt begins only if memory suffices for all of it
-    whole_request: bool  # and for its answer, beside those of all running sequences
-    ahead: bool  # a pass is put together while the one before it runs
+    chunked: bool  # whether prefill is chunked
+    decode_first: bool  # whether decoding has priority over prefill
+    swap: bool  # whether preempted sequences are swapped to host memory
+    whole_prompt: bool  # whether a prompt starts only if memory suffices for all of it
+    whole_request: bool  # whether it also has to suffice for all answers
+    ahead: bool  # whether a pass is scheduled while the one before it runs
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
     host_cache: int  # host memory for stored blocks and swapped sequences [B]
-    parts: int  # KV blocks of a block of the trace
-    part_bytes: int  # memory of a KV block that is shared; 0 without prefix caching [B]
-    steepest: int  # most that one more KV block of a sequence takes of the GPU [B]
-    host_steepest: int  # and of the host [B]
+    parts: int  # KV blocks per block of the trace
+    part_bytes: int  # memory of a shared KV block; 0 without prefix caching [B]
+    steepest: int  # largest GPU memory that one more KV block of a sequence takes [B]
+    host_steepest: int  # largest host memory that it takes [B]
     h2d: float  # rate at which each GPU swaps in [B/s]
-    d2h: float  # and swaps out [B/s]
-    tiers: bool  # whether any memory besides the GPU keeps shared blocks
+    d2h: float  # rate at which each GPU swaps out [B/s]
+    tiers: bool  # whether memories besides the GPU store shared blocks
     unit: int  # KV blocks that are stored and loaded together
-    unit_bytes: int  # [B]
-    ttl: float  # stored blocks are forgotten so long after their last use [s]
-    load: int  # of LOADS: what to do with stored blocks
+    unit_bytes: int  # size of such a unit [B]
+    ttl: float  # time after their last use at which stored blocks are dropped [s]
+    load: int  # how stored blocks are used, an index into LOADS
 
 
 class Request:
     """A request of the trace and its current state."""
 
-    arrival: float  # [s]
+    arrival: float  # time of arrival [s]
     rate: float  # tokens per decoding round
-    started: float  # first scheduled [s]
-    first: float  # first token [s]
-    last: float  # last token [s]
-    first_block: int  # index into ``World.places`` of the first of its blocks in the trace
-    blocks: Int32  # full KV blocks of its prompt and answer that these name
-    kept: Int32  # entry of the rest, which it left behind when it was preempted
-    prompt: Int32  # [tokens]
-    generate: Int32  # [tokens]
-    made: Int32  # tokens generated when it was last taken out of the batch [tokens]
-    left: Int32  # decoding rounds left of a swapped sequence
-    hits: Int32  # prompt tokens found in the prefix cache, at the first start [tokens]
-    preempted: Int32  # times it was preempted
-    replica: Int32
-    link: Int32  # next request in its queue; of a finished one, the one that finished before it
-    back: Int32  # and the one before it in its queue
-    handed: bool  # it comes with its cache, from a replica that read its prompt
-    status: Int8
-    priority: Int8  # its class, 0 to CLASSES - 1: the lowest goes first
+    started: float  # time when it was first scheduled [s]
+    first: float  # time of the first token [s]
+    last: float  # time of the last token [s]
+    first_block: int  # index into ``World.places`` of its first block in the trace
+    blocks: Int32  # full KV blocks of its prompt and answer that these blocks cover
+    kept: Int32  # entry of its other blocks, left behind when it was preempted
+    prompt: Int32  # prompt length [tokens]
+    generate: Int32  # length of the answer [tokens]
+    made: Int32  # tokens generated when it last left the batch [tokens]
+    left: Int32  # remaining decoding rounds of a swapped sequence
+    hits: Int32  # prompt tokens found in the prefix cache when it first started [tokens]
+    preempted: Int32  # number of preemptions
+    replica: Int32  # index of its replica
+    link: Int32  # next request in its queue; if finished, the one that finished before it
+    back: Int32  # previous request in its queue
+    handed: bool  # whether it comes with its cache from a prefill replica
+    status: Int8  # state of the request
+    priority: Int8  # priority class, 0 to CLASSES - 1; the lowest goes first
 
 
 class Turn:
     """A turn of a conversation: the turns before and after it, and how long its client waits."""
 
-    think: float  # after the last token of the turn before it [s]
-    abort_after: float  # the client hangs up so long after its arrival [s]
+    think: float  # time after the previous turn's last token [s]
+    abort_after: float  # time after its arrival at which the client disconnects [s]
     next: Int32  # first turn that follows this one, or NONE
     sibling: Int32  # next turn that follows the same one, or NONE
-    awaited: bool  # it follows a turn that is not finished
+    awaited: bool  # whether the turn that it follows is not finished
 
 
 class BlockPlace:
@@ -133,131 +133,131 @@ class BlockPlace:
     """
 
     block: int  # id of the run's first block
-    before: Int32  # KV blocks of the run that come before it
-    left: Int32  # and from its first one on, of those that this request has
+    before: Int32  # KV blocks of the run before this one
+    left: Int32  # KV blocks of the request from this one to the end of the run
 
 
 class Event:
     """The arrival or abort of a request, at a time that the simulation determines."""
 
-    time: float  # [s]
-    key: int  # 2 x request, and 1 more for an abort
+    time: float  # time of the event [s]
+    key: int  # twice the index of the request, plus 1 for an abort
 
 
 class Sequence:
     """A running request in the batch. Fields that every round reads come first."""
 
-    intercept: float  # tokens cached after round x of its replica: this + growth x [tokens]
+    intercept: float  # cached tokens after round x of its replica are this + growth x [tokens]
     growth: float  # tokens per round
-    finish: int  # round that completes it; NEVER while its prompt is read
-    todo: int  # prompt tokens to read; 0 while it decodes [tokens]
-    brim: float  # length up to which its memory suffices, as rounds left it; 0 unknown [tokens]
-    shared: int  # shared KV blocks it uses
-    held: int  # GPU cache of its own [B]
-    host_held: int  # its part in host memory [B]
-    ready: float  # when the prompt tokens that are to come from another memory are here [s]
-    request: Int32
-    done: Int32  # prompt tokens read or found [tokens]
-    chunk: Int32  # prompt tokens it reads in this pass [tokens]
-    found: Int32  # of the shared KV blocks, the leading ones, which the GPU held when it began
-    load_from: Int32  # those from here to before load_to, which come from another memory
-    load_to: Int32
-    named: Int32  # and all before this one, but for those still to be loaded
-    skip: Int32  # prompt tokens that are still to come from another memory [tokens]
-    skip_at: Int32  # where they begin [tokens]
-    paused: bool  # decodes, but not in this pass
+    finish: int  # round that completes it; NEVER during prefill
+    todo: int  # prompt tokens to prefill; 0 in decoding [tokens]
+    brim: float  # length for which its memory suffices; 0 if unknown [tokens]
+    shared: int  # number of shared KV blocks in use
+    held: int  # private GPU cache [B]
+    host_held: int  # private cache in host memory [B]
+    ready: float  # time when prompt tokens that are being loaded are available [s]
+    request: Int32  # index of its request
+    done: Int32  # prompt tokens prefilled or found in the cache [tokens]
+    chunk: Int32  # prompt tokens to prefill in this pass [tokens]
+    found: Int32  # leading shared KV blocks that were on the GPU at the start
+    load_from: Int32  # first KV block that is loaded from another memory
+    load_to: Int32  # end of these blocks
+    named: Int32  # end of the KV blocks in the cache, except those still being loaded
+    skip: Int32  # prompt tokens that are still being loaded [tokens]
+    skip_at: Int32  # position of the first of these tokens [tokens]
+    paused: bool  # whether it decodes, but not in this pass
 
 
 class Replica:
     """The state of one replica and its totals over the run."""
 
-    clock: float  # [s]
-    index: int
+    clock: float  # time up to which it has been simulated [s]
+    index: int  # index of the replica
     first_sequence: int  # its batch is World.sequences[first_sequence:][:running]
     running: int  # sequences in the batch, in order of admission
-    reading: int  # of them, those whose prompt is being read
-    first_reader: int  # none of them comes before this place of the batch
+    reading: int  # sequences of these in prefill
+    first_reader: int  # no sequence before this position of the batch is in prefill
     rounds: int  # decoding rounds so far
     end: int  # round that completes the next sequence
-    context: float  # tokens cached of all decoding sequences [tokens]
-    growth: float  # and what a round adds to them [tokens]
-    unread: int  # prompt tokens of all requests here that are not read yet [tokens]
-    next_ready: float  # when the next sequence that waits for stored blocks has them [s]
-    waiting: int  # requests that have not started, or start again
-    wait_ends: Ends
+    context: float  # cached tokens of all decoding sequences [tokens]
+    growth: float  # cached tokens that a round adds [tokens]
+    unread: int  # prompt tokens of all its requests that are not prefilled yet [tokens]
+    next_ready: float  # time when the next sequence that waits for stored blocks has them [s]
+    waiting: int  # requests in the waiting queue
+    wait_ends: Ends  # ends of the waiting queue
     swapped: int  # requests whose cache is in host memory
-    swap_ends: Ends
-    done: int  # request that finished last; the others by ``link``
-    private: int  # cache of running sequences, shared blocks apart [B]
+    swap_ends: Ends  # ends of the queue of swapped requests
+    done: int  # request that finished last; earlier ones by ``link``
+    private: int  # private cache of running sequences [B]
     pinned: int  # shared KV blocks in use [B]
-    cached: int  # KV blocks kept in case their tokens come again [B]
+    cached: int  # unused KV blocks kept for later requests [B]
     host_private: int  # host memory of running sequences, as their technique states it [B]
-    host_swapped: int  # and of swapped sequences [B]
-    emitted: int  # tokens generated [tokens]
-    preemptions: int
-    passes: int  # rounds and prompt passes
-    peak: int  # most cache in use [B]
-    lowest: int  # least free memory ever found: below 0 would be a fault [B]
-    just_done: int  # sequences that the last step completed
-    late: int  # their memory, which a pass put together ahead does not know to be free [B]
-    late_kept: int  # of it, what is kept [B]
-    late_entry: int  # and the first entry of that, or NO_INDEX
-    began: float  # when the last pass began [s]
-    ended: float  # and when it ended [s]
-    bin_width: float  # [s]
-    link_free: PerLink  # when what was put on each link so far has passed [s]
-    link_bytes: PerLink  # what has passed or is to pass [B]
-    sent: float  # when the caches that it handed over so far have left [s]
-    found: PerMemory  # prompt tokens found in each memory, at requests' first start [tokens]
-    estimate: PerCost  # of one part of a prompt [s]
-    recompute: OnlyTime  # of recomputing stored blocks [s]
-    # the pass that is being put together
-    budget: int  # tokens it may still take [tokens]
-    decoding: int  # sequences that decode in it
-    left_out: int  # sequences that decode, but not in it
-    prompt_tokens: int  # [tokens]
-    ousted: int  # sequences preempted for it
-    copying: float  # seconds of copies before it [s]
+    host_swapped: int  # host memory of swapped sequences [B]
+    emitted: int  # number of generated tokens [tokens]
+    preemptions: int  # number of preemptions
+    passes: int  # number of decoding rounds and prefill passes
+    peak: int  # largest cache in use so far [B]
+    lowest: int  # smallest free memory so far; below 0 would be a fault [B]
+    just_done: int  # number of sequences that the last step completed
+    late: int  # memory of these, which a pass scheduled ahead does not know to be free [B]
+    late_kept: int  # part of that memory that is kept in the cache [B]
+    late_entry: int  # first entry of that part, or NO_INDEX
+    began: float  # begin of the last pass [s]
+    ended: float  # end of the last pass [s]
+    bin_width: float  # width of the timeline's bins [s]
+    link_free: PerLink  # time when all transfers on each link are complete [s]
+    link_bytes: PerLink  # bytes transferred on each link so far, pending ones included [B]
+    sent: float  # time when all caches handed over so far have been sent [s]
+    found: PerMemory  # prompt tokens found in each memory when requests first started [tokens]
+    estimate: PerCost  # cost of one prompt chunk, for estimates [s]
+    recompute: OnlyTime  # time of recomputing stored blocks [s]
+    # the pass that is being scheduled
+    budget: int  # remaining token budget [tokens]
+    decoding: int  # number of sequences that decode in it
+    left_out: int  # number of sequences that decode, but not in this pass
+    prompt_tokens: int  # prompt tokens in it [tokens]
+    ousted: int  # number of sequences preempted for it
+    copying: float  # time of swapping before it [s]
     force: bool  # whether decoding may preempt for it
     seen: float  # requests that arrived later are not known to it yet [s]
-    held: bool  # whether one of them waits
-    grown: bool  # whether the memory of its decoding sequences is taken
-    cost: PerCost  # what it costs, as COSTS [s]
+    held: bool  # whether a request that is not known yet waits
+    grown: bool  # whether memory for its decoding sequences is allocated
+    cost: PerCost  # cost of the pass, by COSTS [s]
 
 
 class Pool:
-    """The prefix blocks in one memory, with an LRU list of those that no running request uses.
+    """The prefix blocks in one memory, with an LRU list of those not used by a running request.
 
-    An entry is a number of consecutive KV blocks of a run on the GPU, and one storage unit, named
-    by its last block, in other memories.
+    On the GPU an entry holds consecutive KV blocks of a run; in other memories it holds one storage
+    unit, identified by its last block.
     """
 
     first: int  # its entries are World.entries[first:][:room]
-    room: int
-    first_bucket: int
-    mask: int  # number of its buckets, less one
-    made: int  # entries that have been in use
-    free: int  # first of them that is unused, linked by ``chain``
+    room: int  # number of its entries
+    first_bucket: int  # first of its hash buckets
+    mask: int  # number of its hash buckets, minus 1
+    made: int  # number of entries that have ever been in use
+    free: int  # first unused one of these, linked by ``chain``
     oldest: int  # least recently used entry without users
-    newest: int
-    count: int  # entries in the list from oldest to newest
-    limit: int  # most entries its memory holds
-    stored: int  # entries ever made
-    dropped: int  # and given up
+    newest: int  # most recently used entry without users
+    count: int  # number of entries without users
+    limit: int  # largest number of entries that the memory holds
+    stored: int  # number of entries ever stored
+    dropped: int  # number of entries ever evicted
 
 
 class Entry:
     """Consecutive KV blocks in a pool that are stored, used and evicted together."""
 
-    block: int  # id of its run; below NO_INDEX if only one request has it; NO_INDEX if unused
-    ready: float  # when it has arrived in this memory [s]
-    chain: Int32  # next entry in its bucket
-    newer: Int32
-    older: Int32
-    parts: Int32  # KV blocks
-    first: Int32  # which of its run the first one is
+    block: int  # id of its run; below NO_INDEX if private to one request; NO_INDEX if unused
+    ready: float  # time when it is available in this memory [s]
+    chain: Int32  # next entry in its hash bucket
+    newer: Int32  # next entry in the LRU list
+    older: Int32  # previous entry in the LRU list
+    parts: Int32  # number of KV blocks
+    first: Int32  # position of its first KV block in the run
     owner: Int32  # request that computed it
-    users: Int32  # running sequences that use it
+    users: Int32  # number of running sequences that use it
 
 
 class Bin:
@@ -267,23 +267,23 @@ class Bin:
     sequences times seconds; divide them by the length of the interval for means.
     """
 
-    seconds: float  # the replica computes [s]
+    seconds: float  # time in which the replica computes [s]
     running: float  # decoding sequences x time [s]
     waiting: float  # requests x time [s]
     cache: float  # cache in use x time [B s]
     context: float  # tokens cached x time [tokens s]
     decoded: float  # sequences x rounds
-    prompt: float  # prompt tokens read [tokens]
-    rounds: float
+    prompt: float  # prefilled tokens [tokens]
+    rounds: float  # decoding rounds
     use: PerResource  # time each resource would need at its full rate [s]
 
 
 class Sizes:
     """Memory of a sequence by its number of KV blocks; row b is for b blocks."""
 
-    prompt: int  # on the GPU, until its prompt is read [B]
-    gpu: int  # on the GPU, while it decodes [B]
-    host: int  # its part in host memory [B]
+    prompt: int  # on the GPU, in prefill [B]
+    gpu: int  # on the GPU, in decoding [B]
+    host: int  # in host memory [B]
 
 
 class World(NamedTuple):
@@ -293,16 +293,16 @@ class World(NamedTuple):
     requests: Records[Request]
     replicas: Records[Replica]
     sequences: Records[Sequence]
-    pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and so on; last, REMOTE
+    pools: Records[Pool]  # of replica r, World.pools[POOLS * r + GPU] and so on; the last is REMOTE
     entries: Records[Entry]
-    used: Array  # last use of each entry; empty where nothing is forgotten with time [s]
-    buckets: NDArray[np.int32]
-    places: Records[BlockPlace]  # of the blocks of all prompts
+    used: Array  # last use of each entry; empty if entries do not expire [s]
+    buckets: NDArray[np.int32]  # hash buckets of the pools
+    places: Records[BlockPlace]  # places of the blocks of all prompts
     sizes: Records[Sizes]
     bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
-    gaps: Array  # tokens by the time since the one before, GAPS of each replica
-    turns: Records[Turn]  # of each request; empty where nothing depends on the run
-    events: Records[Event]  # a heap of those to come
+    gaps: Array  # histograms of times between tokens, GAPS bins for each replica
+    turns: Records[Turn]  # turn of each request; empty if nothing depends on the run
+    events: Records[Event]  # heap of pending events
     links: Any = None  # rate of each of LINKS [B/s]; None where only GPUs keep blocks
 
 

@@ -112,27 +112,27 @@ class Rules:
         For a setting out of range, named by its option.
     """
 
-    max_seqs: int = 256  # sequences in a step at most; 0: the engine's on this card [sequences]
-    max_tokens: int = 2048  # tokens of all sequences in a step; 0: likewise [tokens]
+    max_seqs: int = 256  # most sequences in a step; 0: the engine's default [sequences]
+    max_tokens: int = 2048  # most tokens in a step; 0: the engine's default [tokens]
     block_tokens: int = 16  # tokens per KV block [tokens]
-    blocks: int = 0  # KV blocks per replica; 0: what the memory of the GPU leaves
+    blocks: int = 0  # KV blocks per replica; 0: as many as fit in GPU memory
     prefill: str = "chunked"
     priority: str = "decode"
     preemption: str = "recompute"
     admission: str = ""  # memory that must be free for a prompt to begin: of the whole prompt, of
     # its first part, or of the answer too beside all running ones; "": the engine's
-    ahead: bool = False  # a pass is put together while the one before runs (vLLM: asynchronous)
-    max_model_len: int = 0  # longest request taken; 0: what the model was made for [tokens]
-    prefix_caching: bool = False  # computed prompt blocks stay until their memory is needed
-    host_cache: float = 0.0  # host memory that stored prompt blocks and swapped sequences use [B]
-    nvme_cache: float = 0.0  # NVMe space for stored prompt blocks, of each replica [B]
-    remote_cache: float = 0.0  # remote store for prompt blocks, one for all replicas [B]
-    cache_ttl: float = inf  # stored blocks are forgotten so long after their last use [s]
-    cache_block: int = 0  # tokens stored and loaded together; 0: the trace's prefix block [tokens]
-    prefix_load: str = "split"  # what is done with stored blocks of a prompt
+    ahead: bool = False  # whether a pass is scheduled while the one before runs (asynchronous)
+    max_model_len: int = 0  # longest request accepted; 0: the model's context [tokens]
+    prefix_caching: bool = False  # whether prompt blocks are kept until memory is needed
+    host_cache: float = 0.0  # host memory for stored prompt blocks and swapped sequences [B]
+    nvme_cache: float = 0.0  # NVMe space of each replica for stored prompt blocks [B]
+    remote_cache: float = 0.0  # remote store for prompt blocks, shared by all replicas [B]
+    cache_ttl: float = inf  # time after their last use at which stored blocks are dropped [s]
+    cache_block: int = 0  # tokens stored and loaded together; 0: the trace's block [tokens]
+    prefix_load: str = "split"  # how stored blocks of a prompt are used
     nvme_read: float = NVME_READ_RATE  # [B/s]
     nvme_write: float = NVME_WRITE_RATE  # [B/s]
-    nic: float = NIC_RATE  # of each replica, in each direction [B/s]
+    nic: float = NIC_RATE  # network rate of each replica, in each direction [B/s]
 
     def __post_init__(self) -> None:
         choices = {

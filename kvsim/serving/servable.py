@@ -157,7 +157,7 @@ def why_refused(
     Returns
     -------
     str or None
-        One of ``REFUSAL_REASONS``; None where it is served.
+        One of ``REFUSAL_REASONS``; None if it is served.
     """
 
     def find() -> str | None:

@@ -92,7 +92,7 @@ def usual_route(costs: StepCosts, requests: Requests) -> str:
 
     The balancer of ``vllm serve --data-parallel-size`` takes the one with the fewest unfinished
     requests [1]_. Where replicas keep prefixes, the defaults of SGLang's gateway and of vLLM's
-    router weigh what is found there against load [2]_, as llm-d does.
+    router weigh prefix hits against load [2]_, as llm-d does.
 
     Parameters
     ----------

@@ -55,11 +55,11 @@ TOKEN_DENSITY = 16  # and beyond them this many per octave
 class Nodes(NamedTuple):
     """Grid points of the tables: batches, contexts, chunks and starts."""
 
-    batches: Array  # decoding sequences, from 0 (b,)
-    contexts: Array  # their mean context (c,) [tokens]
-    tokens: Array  # tokens in a pass (t,) [tokens]
-    chunks: Array  # length of a part of a prompt (n,) [tokens]
-    starts: Array  # tokens before it (s,) [tokens]
+    batches: Array  # numbers of decoding sequences, from 0 (b,)
+    contexts: Array  # mean contexts (c,) [tokens]
+    tokens: Array  # numbers of tokens in a pass (t,) [tokens]
+    chunks: Array  # lengths of prompt chunks (n,) [tokens]
+    starts: Array  # prompt tokens before a chunk (s,) [tokens]
 
 
 class NodeBelow(NamedTuple):
@@ -80,32 +80,32 @@ class PerNode(NamedTuple):
     """Values at every grid point of each table."""
 
     round: Array  # a decoding round (b, c)
-    beside: Array  # what it takes longer beside a part of a prompt (b, c)
-    token: Array  # projections, MLPs and norms over so many tokens (t,)
-    head: Array  # LM head and sampling of so many rows (t,)
-    chunk: Array  # what a part of a prompt needs besides (n, s)
-    between: Array  # what follows a prompt of so many tokens (c,)
-    routed: Array  # experts over so many tokens of all data-parallel ranks; 0 for one rank (t,)
+    beside: Array  # additional cost of a round beside a prompt chunk (b, c)
+    token: Array  # projections, MLPs and norms, by tokens (t,)
+    head: Array  # LM head and sampling, by rows of logits (t,)
+    chunk: Array  # further cost of a prompt chunk (n, s)
+    between: Array  # passes between prefill and decoding, by prompt length (c,)
+    routed: Array  # routed experts, by tokens of all data-parallel ranks; 0 for one rank (t,)
 
 
 class Tables(NamedTuple):
     """The tables that the compiled simulator reads."""
 
-    nodes: Nodes
-    below: NodeBelow
-    costs: PerNode  # each of COSTS, or the first of them, along the last axis [s]
-    pauses: bool  # whether anything comes between prompts and rounds
-    prompt_bytes: Bytes  # cache of a sequence until its prompt is read, by its blocks (b,) [B]
-    gpu_bytes: Bytes  # cache of one that decodes, never more, from 0 blocks (b,) [B]
+    nodes: Nodes  # grid points
+    below: NodeBelow  # grid point below each integer
+    costs: PerNode  # by COSTS, or only the first of them, along the last axis [s]
+    pauses: bool  # whether there are passes between prefill and decoding
+    prompt_bytes: Bytes  # cache of a sequence in prefill, by KV blocks (b,) [B]
+    gpu_bytes: Bytes  # cache of a sequence in decoding, by KV blocks from 0 (b,) [B]
     host_bytes: Bytes  # its part in host memory (b,) [B]
     width: int  # tokens per sequence in the widest pass of a round [tokens]
-    lanes: int  # ranks and micro-batches that a pass is divided over
-    ranks: int  # data-parallel ones among them
-    streamed: Array  # a pass takes no less: weights are streamed once in each [s]
-    issued: float  # a pass that reads prompts takes no less: the host issues its kernels [s]
-    graph_tokens: float  # if it has more tokens than this [tokens]
-    h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
-    d2h: float  # and swaps out [B/s]
+    lanes: int  # number of ranks and micro-batches over which a pass is divided
+    ranks: int  # number of data-parallel ranks
+    streamed: Array  # minimum cost of a pass, in which weights are streamed once [s]
+    issued: float  # minimum time of a prefill pass, for the host to launch its kernels [s]
+    graph_tokens: float  # tokens of a pass above which this applies [tokens]
+    h2d: float  # rate at which each GPU swaps in and loads evicted blocks [B/s]
+    d2h: float  # rate at which each GPU swaps out [B/s]
 
     @property
     def seconds(self) -> PerNode:

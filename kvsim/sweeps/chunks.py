@@ -126,7 +126,7 @@ class Case:
         Raises
         ------
         InputError
-            If the model cannot be divided so, or weights have no such format.
+            If the model cannot be divided over the GPUs, or weights have no such format.
         """
         degree = tp or int(self.values["tp"])
         pp, dp, ep = (int(self.values.get(name, 1)) for name in SPREAD)
@@ -193,7 +193,7 @@ def no_answer(kind: str, reason: str) -> Columns:
     kind
         A key of ``COLUMNS``.
     reason
-        Why there is none.
+        Why there is no answer.
 
     Returns
     -------

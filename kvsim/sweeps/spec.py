@@ -63,7 +63,7 @@ class Spec:
     Attributes
     ----------
     kind
-        What is computed at each point: one of ``AXES``.
+        Kind of result at each point, one of ``AXES``.
     axes
         The values of every axis, in the order of ``AXES``.
     """

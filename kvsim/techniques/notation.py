@@ -198,7 +198,7 @@ def parse(text: str) -> Technique:
     Raises
     ------
     InputError
-        For what cannot be read, naming the column and the nearest valid words.
+        If the text is not valid; the message names the column and the nearest valid words.
     """
     if text.strip().endswith(".json"):
         return _from_plan(Path(text.strip()))

@@ -268,7 +268,7 @@ class Technique:
         Raises
         ------
         LookupError
-            If there is none.
+            If the technique has no such term.
         """
         for term in self.terms:
             if isinstance(term, kind):
@@ -305,7 +305,7 @@ class Technique:
         return [compose(term) for term in self.terms[0].options(deployment, prompt, generate)]
 
     def notes(self, deployment: Deployment, point: Point) -> tuple[str, ...]:
-        """Return what a reader of a plan should know about these settings.
+        """Return remarks on these settings for readers of a plan.
 
         Parameters
         ----------

@@ -205,7 +205,7 @@ class AttentionTrace:
     tokens
         Tokens of it that were read. [tokens]
     settings
-        On what device, in which number format, how it was read.
+        Device, number format, and how the text was read.
     layers
         Layers of the model.
     date
@@ -213,7 +213,7 @@ class AttentionTrace:
     perplexity
         With full-precision KV.
     quality, retrieval, top_k, prefetch, saliency, acceptance
-        What was measured; empty or None if it was not.
+        The measurements; empty or None if not measured.
     """
 
     model: str

@@ -187,7 +187,7 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     Returns
     -------
     tuple of Requests and list of str
-        The trace, and remarks on what the metrics do not tell.
+        The trace, and remarks on properties that the metrics do not contain.
 
     Raises
     ------

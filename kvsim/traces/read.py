@@ -73,7 +73,7 @@ class Trace:
     requests
         The requests, sorted by arrival.
     name
-        What the user called the trace.
+        Name that the user gave.
     format
         Its format.
     left_out
@@ -258,7 +258,7 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
     Returns
     -------
     Trace
-        The requests, and what was left out.
+        The requests, and the rows that were left out.
 
     Raises
     ------

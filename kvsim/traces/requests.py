@@ -59,14 +59,14 @@ class Requests:
     priority
         Classes from 0, which goes first, to 7; all 0 if not given. (n,)
     abort_after
-        The client hangs up so long after the arrival if the request is not finished; infinite, or
-        not given, where it waits. (n,) [s]
+        Time after the arrival at which the client disconnects if the request is not finished;
+        infinite, or None for all, if it waits. (n,) [s]
 
     Raises
     ------
     InputError
         If columns differ in length, arrivals are not finite or descend, a length is below 1, or a
-        turn, class or time to an abort is none.
+        turn, class or time to an abort is invalid.
     """
 
     arrival: Floats

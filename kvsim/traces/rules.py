@@ -115,7 +115,7 @@ class RowChunk:
     Attributes
     ----------
     place
-        What ``positions`` count: "line", "item" or "row".
+        Unit of ``positions``: "line", "item" or "row".
     positions
         Position of each row in the file. (n,)
     arrival, prompt, generate
@@ -160,7 +160,7 @@ class LeftOut:
         Parameters
         ----------
         broken
-            What the row breaks.
+            The rule that the row breaks.
         told
             Description of the row.
         """
@@ -184,7 +184,8 @@ class RowPolicy:
     skip
         Whether such rows are left out and counted; otherwise the first one is an error.
     failed
-        What 0 generated tokens mean in the format. Such rows are always left out; empty if they are
+        Meaning of 0 generated tokens in the format. Such rows are always left out; empty if they
+        are
         errors like others.
     block_tokens
         Prompt tokens per prefix block. [tokens]

@@ -41,9 +41,9 @@ class Source:
     Attributes
     ----------
     name
-        What the user called it.
+        Name that the user gave.
     path
-        Where it lies.
+        Path of the file.
     codec
         gzip, zstd or empty.
     peek
@@ -150,7 +150,7 @@ def find(name: str) -> Source:
     Returns
     -------
     Source
-        The file, and what its first bytes tell of it.
+        The file, with the properties that its first bytes show.
 
     Raises
     ------

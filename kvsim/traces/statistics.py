@@ -60,7 +60,7 @@ class Reuse:
 
 @frozen
 class Statistics:
-    """Summary statistics of a trace; None where it is too short.
+    """Summary statistics of a trace; None if it is too short.
 
     Attributes
     ----------

@@ -72,7 +72,7 @@ class DrawnTraffic:
     answer_seconds: float = 10.0
 
     def draw(self, seed: int = 0) -> Requests:
-        """Draw the requests, the same for the same seed.
+        """Draw the requests; the same seed gives the same requests.
 
         Parameters
         ----------

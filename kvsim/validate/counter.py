@@ -285,12 +285,12 @@ class Count:
     """Work of one op over all layers of a pass or phase, as counted or as predicted."""
 
     flops: float = 0  # [FLOP]
-    bytes: dict[Channel, float] = field(default_factory=dict)  # by channel [B]
-    rows: int = 0  # gathered one by one from host memory
-    launches: float = 0  # kernels that PyTorch ran, views and allocations left out
-    stated: int = 0  # of the bytes those that the op names, copies between memories left out [B]
-    touched: int = 0  # what its kernels read and wrote, as they were seen to, but for ... [B]
-    written: list[Written] = field(default_factory=list)  # ... what others read later
+    bytes: dict[Channel, float] = field(default_factory=dict)  # bytes by channel [B]
+    rows: int = 0  # rows gathered one by one from host memory
+    launches: float = 0  # kernels that PyTorch ran, without views and allocations
+    stated: int = 0  # bytes that the op states, without copies between memories [B]
+    touched: int = 0  # bytes that its kernels read and wrote, except ``written`` [B]
+    written: list[Written] = field(default_factory=list)  # bytes written and read by others [B]
 
     @property
     def measured(self) -> int:
@@ -381,7 +381,7 @@ class NullCounter:
         Parameters
         ----------
         kind
-            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
+            Kind of the pass: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
         """
 
     @contextmanager

@@ -21,11 +21,11 @@ UNKNOWN_CACHE = 2**25
 class Processor:
     """The part of the host's processor that is used."""
 
-    cpus: tuple[int, ...]  # of one NUMA node
-    cores: int  # what these are worth under a quota of time
-    cache: int  # last-level caches of these CPUs together [B]
-    node: int
-    nodes: int  # of the machine
+    cpus: tuple[int, ...]  # CPUs of one NUMA node
+    cores: int  # number of cores that these are worth under a CPU quota
+    cache: int  # size of their last-level caches [B]
+    node: int  # index of the NUMA node
+    nodes: int  # number of NUMA nodes of the machine
 
     @classmethod
     def detect(cls, root: Path = SYSTEM_ROOT) -> "Processor":

@@ -66,11 +66,11 @@ SELF_DRAFTING: Mapping[str, str] = MappingProxyType(
 class SmallRun:
     """Size of a small run in which techniques are checked, with settings that take effect in it."""
 
-    batch: int  # [sequences]
-    prompt: int  # [tokens]
-    group: int  # numbers that share a scale, a divisor of the head dimension
-    weight_bits: int  # 4 where the model's widths allow it, otherwise 16
-    kv_heads: int = 2  # of the model
+    batch: int  # number of sequences
+    prompt: int  # prompt length [tokens]
+    group: int  # elements that share a scale; divides the head dimension
+    weight_bits: int  # 4 if the model's widths allow it, else 16
+    kv_heads: int = 2  # KV heads of the model
 
     @property
     def sizes(self) -> dict[str, str]:

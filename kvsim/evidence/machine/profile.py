@@ -113,7 +113,7 @@ UNVALIDATED = "held-out error not measured yet; kvsim validate --gpu with this p
 
 @frozen
 class Machine:
-    """What the driver and the operating system say about a measured machine.
+    """Properties of a measured machine, as the driver and the operating system report them.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
     found
         The calibration.
     machine
-        What the driver says of the machine.
+        Properties that the driver reports.
     today
         Date of the measurement.
 
@@ -189,7 +189,7 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
     found
         The calibration.
     machine
-        What the driver says of the machine.
+        Properties that the driver reports.
     today
         Date of the measurement.
     error

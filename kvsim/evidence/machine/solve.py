@@ -178,7 +178,7 @@ class Solver:
         self.rates: dict[str, Known] = {}
 
     def as_run(self, samples: list[Sample], keys: Sequence[str]) -> dict[str, Known]:
-        """Fit a kernel class to its own benchmark, corrected by what real runs show.
+        """Fit a kernel class to its benchmark, corrected by real runs.
 
         An op of a technique does more than its kernel: it appends, looks up and allocates. On a
         CPU, the class's floor is therefore fitted to the ops of real runs, and its rates are those

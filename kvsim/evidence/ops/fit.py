@@ -537,7 +537,7 @@ def card_text(
     today
         Date of the fit.
     near
-        Cards without rows of their own that these numbers stand for.
+        Cards without measurements for which these numbers are used.
 
     Returns
     -------

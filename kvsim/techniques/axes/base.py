@@ -274,7 +274,7 @@ class Term:
         return [type(self)(**kept | some) for some in made] or [self]
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
-        """Return what a reader of a plan should know about these settings.
+        """Return remarks on these settings for readers of a plan.
 
         Parameters
         ----------
@@ -410,7 +410,7 @@ class Part(Term):
         return 0.0
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
-        """Return what a reader of a plan should know about the part; nothing by default.
+        """Return remarks on the part for readers of a plan; none by default.
 
         Parameters
         ----------
@@ -616,7 +616,7 @@ class Selection(Part):
 
 @frozen
 class Storage(Part):
-    """How keys and values are stored, and what attention does about it; by default fp16."""
+    """How keys and values are stored, and how attention reads them; by default in fp16."""
 
     name = "fp16"
     axis: ClassVar[Axis] = "storage"
@@ -784,7 +784,7 @@ class Storage(Part):
         return at.p.batch * self.read.tail_bytes(m.k_width, m.v_width)
 
     def host_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Return the bytes of one layer's keys and values in host memory, if all are there. [B]
+        """Return the size of one layer's keys and values if all are in host memory. [B]
 
         Parameters
         ----------
@@ -849,12 +849,12 @@ class Placement(Part):
 
     @property
     def fills_drive(self) -> bool:
-        """Whether a share of anything is on a drive behind the host."""
+        """Whether a part of the cache, weights or hidden states is on a drive."""
         return False
 
     @property
     def streams_weights(self) -> bool:
-        """Whether a share of the weights comes from the host, or from a drive behind it."""
+        """Whether a part of the weights comes from the host or a drive."""
         return False
 
     def weights_alone(self) -> "Placement":

@@ -86,7 +86,7 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
     name : of the technique, for messages.
     given : the setting.
     gamma : tokens drafted per round.
-    published : the row of ``PUBLISHED`` that stands for "auto".
+    published : the row of ``PUBLISHED`` that "auto" refers to.
 
     Raises
     ------

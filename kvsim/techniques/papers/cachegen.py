@@ -111,7 +111,7 @@ class Cachegen(Placement):
         return {"gpu": {"stream": room if at.p.prefill else 0.0 * room}}
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
-        """Return what a later request copies, and what the coder's time assumes."""
+        """Return remarks on the copies of a later request, and on the assumed time of the coder."""
         layers = len(at.d.model.caches)
         size = layers * float(np.max(self._room(at, at.p.batch * at.kept_of_prompt)))
         return (

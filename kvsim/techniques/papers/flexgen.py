@@ -56,7 +56,7 @@ class Flexgen(Term):
     )
 
     def pieces(self) -> tuple[Part, ...]:
-        """Return the placement by columns; what is not on GPU or disk is on the host."""
+        """Return the placement in column order; shares not on GPU or disk are on the host."""
         cache, cache_disk = _split_off_gpu("cache", self.cache_gpu, self.cache_disk)
         weights, weights_disk = _split_off_gpu("weights", self.weights_gpu, self.weights_disk)
         states, states_disk = _split_off_gpu("states", self.states_gpu, self.states_disk)

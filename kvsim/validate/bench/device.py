@@ -138,7 +138,7 @@ class Device:
 
 
 def describe(device: torch.device) -> Device:
-    """Describe a device: its name, memory and what its driver says."""
+    """Describe a device: its name, memory, and properties that the driver reports."""
     return _cuda(device) if device.type == "cuda" else _cpu()
 
 

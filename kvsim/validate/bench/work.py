@@ -151,9 +151,10 @@ class Work:
     inputs
         Allocates the inputs of one call.
     call
-        Makes a call from the inputs, after what ``around`` yields.
+        Creates a call from the inputs, given the value that ``around`` yields.
     clock
-        What is timed: "device", "rested" (the same after a rest), "host" (the host's part of a
+        Kind of the timed work: "device", "rested" (the same after a rest), "host" (the host's part
+        of a
         device's work), "lane" (a copy stream), "beside" (several streams at once) or "cpu" (work of
         the host).
     alone

@@ -41,9 +41,9 @@ class CheckedTechnique:
     """Result of checking a technique: its tokens, and its counts against predictions."""
 
     technique: Technique
-    must_agree: bool  # whether it is said to give the tokens that full KV gives
-    same_tokens: float  # share of the generated ones
-    logit_difference: float  # largest, up to the first token that differs
+    must_agree: bool  # whether it should generate the same tokens as full KV
+    same_tokens: float  # share of equal generated tokens
+    logit_difference: float  # largest difference up to the first unequal token
     comparison: Comparison
 
     @property
@@ -62,7 +62,7 @@ class CannotRun:
     """A technique that cannot run because of the device's memory or its kernels."""
 
     technique: Technique
-    reason: str  # one line
+    reason: str  # the reason, in one line
 
 
 def representative(model: Model, work: RandomPrompts) -> list[Technique]:

@@ -85,13 +85,13 @@ class MeasuredBytes:
 
     phase: str
     op: str
-    stated: int  # by the implementation [B]
-    measured: int  # [B]
-    reason: str  # why they differ, if they do and that is known
+    stated: int  # bytes stated by the implementation [B]
+    measured: int  # bytes measured [B]
+    reason: str  # why they differ, if they do and the reason is known
 
     @property
     def equal(self) -> bool:
-        """Whether both are the same."""
+        """Whether stated and measured bytes are equal."""
         return self.stated == self.measured
 
 
@@ -135,7 +135,7 @@ class Line:
     op: str
     predicted: Count
     counted: Count
-    reason: str  # why bytes may differ, or nothing
+    reason: str  # why bytes differ, if they may
 
     @property
     def equal(self) -> bool:
@@ -179,7 +179,7 @@ class Buffer:
 
     @property
     def equal(self) -> bool:
-        """Whether both are the same."""
+        """Whether predicted and counted sizes are equal."""
         return _nearly_equal(self.predicted, self.counted)
 
     @property
@@ -215,7 +215,7 @@ class Comparison:
     technique: Technique
     lines: tuple[Line, ...]
     buffers: tuple[Buffer, ...]
-    measured: tuple[MeasuredBytes, ...] = ()  # of a run on a CPU that was watched
+    measured: tuple[MeasuredBytes, ...] = ()  # bytes of a run on a CPU, if they were measured
 
     @property
     def holds(self) -> bool:

@@ -53,8 +53,8 @@ class RandomPrompts:
 class Replay:
     """Work of one round that is replayed as a CUDA graph."""
 
-    decoded: int  # tokens before it, as far as attention reads [tokens]
-    op_shares: Mapping[str, float] = field(default_factory=dict)
+    decoded: int  # generated tokens before it, as far as attention reads [tokens]
+    op_shares: Mapping[str, float] = field(default_factory=dict)  # share of each op that it runs
     """How much of an op it does; 1 for those that are not named."""
 
 
@@ -86,7 +86,7 @@ def peak_bytes(
 ) -> float:
     """Predict the peak memory apart from weights. [B]
 
-    It includes what the last round needs, which is allocated before prefill.
+    It includes the memory of the last round, which is allocated before prefill.
 
     Parameters
     ----------

@@ -29,13 +29,13 @@ class Store:
 
     codes: Tensor  # (batch, KV heads, rows, head dim * bits / 8), uint8
     scale: Tensor  # (batch, KV heads, groups, head dim) or (batch, KV heads, rows, groups), fp16
-    zero: Tensor  # as scale: what code 0 stands for
+    zero: Tensor  # value of code 0; shaped as ``scale``
     bits: int
     group: int  # rows or channels that share a scale
     by: By
-    lower: Tensor | None = None  # as codes: four more bits, the residual of the upper ones plus 8
+    lower: Tensor | None = None  # four further bits per code (residual plus 8); shaped as ``codes``
     factor: Tensor | None = None  # (batch, KV heads, groups of rows, head dim), fp16
-    first: Tensor | None = None  # (batch,) rows of the first group, if its size differs
+    first: Tensor | None = None  # rows of the first group, if its size differs (batch,)
     factor_group: int = 0  # rows that share a factor
 
     @property

@@ -248,7 +248,7 @@ class Composed(LayeredRun):
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk to the prompts so far, and show the drafter the queries.
+        """Attend with a chunk to the prompts so far, and pass the queries to the drafter.
 
         Parameters
         ----------
@@ -442,7 +442,7 @@ class Composed(LayeredRun):
         """Return a key for the GPU work of the next round; rounds with equal keys do the same work.
 
         In a replayed pass (``fixed``), shapes depend on nothing else: the slots of new tokens and
-        what queries see are computed on the device.
+        the visibility of tokens are computed on the device.
 
         Parameters
         ----------

@@ -209,7 +209,7 @@ class CutCache(EvictingCache):
         self.keep(keys, values, index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store generated tokens behind the kept ones, and attend to all of them.
+        """Store generated tokens after the kept prompt tokens, and attend to all of them.
 
         Returns
         -------
@@ -223,5 +223,5 @@ class CutCache(EvictingCache):
         return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Return the slots of new tokens, behind those kept of every prompt."""
+        """Return the slots of new tokens, after the kept tokens of every prompt."""
         return SlotRange.after_cached(step, self.evicted, self._moved)

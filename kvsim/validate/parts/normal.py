@@ -28,7 +28,7 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
-    """Unpack codes to the levels that they stand for.
+    """Unpack codes, and return the level of each.
 
     Parameters
     ----------

@@ -38,17 +38,17 @@ class LayeredRun:
 
     technique: Technique
     decoder: Decoder
-    lengths: list[int]  # of each prompt [tokens]
-    prompt: int  # the longest one [tokens]
+    lengths: list[int]  # length of each prompt [tokens]
+    prompt: int  # length of the longest prompt [tokens]
     capacity: int  # most positions in use [tokens]
     gamma: int  # drafts per round [tokens]
-    drafted: list[int]  # in each round so far [tokens]
-    generate: int  # per sequence [tokens]
-    beyond: int  # behind the longest prompt, drafts among them [tokens]
-    deployment: Deployment  # that is predicted
-    parts: list[Parts]  # by layer
-    layers: "list[LayerCache]"  # by layer; several of one that divides the batch
-    common: SharedObjects
+    drafted: list[int]  # drafts of each round so far [tokens]
+    generate: int  # tokens to generate per sequence [tokens]
+    beyond: int  # positions after the longest prompt, drafts included [tokens]
+    deployment: Deployment  # predicted deployment
+    parts: list[Parts]  # the technique's parts, by layer
+    layers: "list[LayerCache]"  # caches by layer; several per layer that divides the batch
+    common: SharedObjects  # objects that layers share
 
     @property
     def counter(self) -> NullCounter:

@@ -34,15 +34,15 @@ class RunningGeneration(Protocol):
     """Interface of the generation in which a technique runs."""
 
     batch: int
-    generate: int  # per sequence [tokens]
-    prompts: Sequence[Sequence[int]]  # as indices in the vocabulary
-    temperature: float  # of sampling; 0 for the likeliest token
+    generate: int  # tokens to generate per sequence [tokens]
+    prompts: Sequence[Sequence[int]]  # tokens of the prompts
+    temperature: float  # sampling temperature; 0 for the most likely token
     generator: torch.Generator
-    cached: list[int]  # in the cache of each sequence [tokens]
-    done: list[int]  # generated of each sequence [tokens]
-    yielded: list[list[int]]  # that each round gave, by round and sequence [tokens]
-    last: Tensor  # newest tokens, which are not in the cache yet, (batch,)
-    tokens: Tensor  # generated, (batch, generate)
+    cached: list[int]  # cached tokens of each sequence [tokens]
+    done: list[int]  # generated tokens of each sequence [tokens]
+    yielded: list[list[int]]  # tokens that each round generated, by round and sequence [tokens]
+    last: Tensor  # newest tokens, which are not cached yet, (batch,)
+    tokens: Tensor  # generated tokens, (batch, generate)
 
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
         """Run a forward pass and return the logits, (batch, new, vocabulary).

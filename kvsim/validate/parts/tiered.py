@@ -85,12 +85,12 @@ class BatchRows:
         return [n for n in counts for _ in range(self.heads)][self.part]
 
     def select_mask(self, seen: Seen, most: int) -> Seen:
-        """Return what the queries of these rows see.
+        """Return which slots the queries of these rows see.
 
         Parameters
         ----------
         seen
-            What the queries of the batch see.
+            Which slots the queries of the batch see.
         most
             Slots to keep of a mask, from the first.
         """

@@ -264,7 +264,7 @@ def measure(
     Parameters
     ----------
     decoder : the model with its weights.
-    settings : techniques to measure, by what is measured of them.
+    settings : techniques to measure, by kind of measurement.
     reading : number and length of the windows.
     texts : windows of a text. (windows, reading.length)
     about : ``model``, ``weights``, ``text`` and ``settings``, as stored in the trace.

@@ -49,7 +49,7 @@ class Reading:
 
 @frozen
 class Settings:
-    """The techniques to measure, by what is measured of them."""
+    """The techniques to measure, by kind of measurement."""
 
     lossy: tuple[Technique, ...]  # quality, and what they select
     drafts: tuple[Technique, ...]  # acceptance

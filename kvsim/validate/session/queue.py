@@ -232,7 +232,7 @@ def _last_line(log: Path) -> str:
 def serve(do: Callable[[str, Form], None]) -> None:
     """Run the requested units, in the worker's process.
 
-    Standard output carries only the answers; what units print goes to their logs.
+    Standard output carries only the answers; the output of units goes to their logs.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ class Mikv(KvStore):
         return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Rank the prompt's tokens, pack both precisions."""
+        """Rank the prompt's tokens, and pack them at the two precisions."""
         most, device = max(counts), keys.device
         keys, values = keys[:, :, :most], values[:, :, :most]
         there = torch.arange(most, device=device) < lengths_on(device, counts)[:, None]

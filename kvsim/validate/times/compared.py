@@ -25,7 +25,7 @@ class Measured:
     # "resident_B", "peak_B", "h2d_B", "d2h_B", or "prefill attn_s" and alike for an op
     predicted: float
     measured: float  # median over the runs
-    noise: float  # half the distance of the runs' quartiles over the median
+    noise: float  # half the interquartile range of the runs, relative to the median
 
     @classmethod
     def from_runs(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
@@ -138,13 +138,13 @@ class Summary:
 
     points: int
     clock: str  # "wall", or "thread": a CPU thread's own, which other processes do not move
-    median: float  # of the errors without their signs, by that clock
-    nine_in_ten: float
-    noise: float  # median over the points
-    same_order: float  # share of pairs whose gap exceeds the noise that are ordered alike
-    same_winner: float  # share of points whose best two differ by more than the noise
-    wall_median: float  # of the errors by the wall clock
-    machine_share: float  # share of a core that the thread was given; NaN by the wall clock
+    median: float  # median of the absolute errors, by that clock
+    nine_in_ten: float  # 90th percentile of the absolute errors
+    noise: float  # median of the noise over the points
+    same_order: float  # share of pairs, differing by more than the noise, that are ordered alike
+    same_winner: float  # share of points, clearly won by one technique, with the same winner
+    wall_median: float  # median of the absolute errors by the wall clock
+    machine_share: float  # share of a core that the thread had; NaN by the wall clock
 
 
 def summarise(found: Sequence[Compared]) -> Summary:

@@ -142,7 +142,7 @@ def compare_times(
     stack: Stack,
     kept: Journal[Compared] | None = None,
 ) -> Iterator[Compared | SkippedPoint | str]:
-    """Time techniques over a grid, and predict the same.
+    """Time techniques over a grid, and predict their times.
 
     A few techniques take turns at each point, so that a machine that slows down slows all of them.
     One that cannot run at a point is left out there.

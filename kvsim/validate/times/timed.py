@@ -173,15 +173,15 @@ TOO_FEW_ROUNDS = "no branch came up twice in so few rounds"
 class Timing:
     """Times and memory of one run."""
 
-    technique: Technique  # with the acceptance that it really had
-    ttft: float  # [s]
-    rounds: tuple[float, ...]  # each decoding round [s]
-    computing: tuple[float, ...]  # what the calling thread computed, or issued to a GPU [s]
-    tokens: int  # per sequence that the rounds gave, the one of the prompt left out
-    resident: int  # the technique's own tensors after the last round, both tiers [B]
-    passes: tuple[TimedPass, ...]  # if ops were timed
+    technique: Technique  # the technique, with the acceptance of the run
+    ttft: float  # time to first token [s]
+    rounds: tuple[float, ...]  # time of each decoding round [s]
+    computing: tuple[float, ...]  # CPU time of the thread, or launch time, per round [s]
+    tokens: int  # tokens per sequence that the rounds generated
+    resident: int  # technique's own tensors after the last round, in both tiers [B]
+    passes: tuple[TimedPass, ...]  # timed passes, if ops were timed
     eager: str | None = None  # why no round was replayed as a CUDA graph; none if all of them were
-    replays: tuple[Replay, ...] = ()  # what those rounds did
+    replays: tuple[Replay, ...] = ()  # work of the replayed rounds
 
     @property
     def tpot(self) -> float:
@@ -351,9 +351,9 @@ def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Ti
 class Counted:
     """Memory and copied bytes of one run."""
 
-    on_gpu: bool  # whether the peak is that of a GPU's memory, or of both tiers on a CPU
-    peak: int  # held at most besides weights [B]
-    copied: dict[str, int]  # through the link, by direction [B]
+    on_gpu: bool  # whether the peak is of GPU memory, or on a CPU of both tiers
+    peak: int  # peak memory besides weights [B]
+    copied: dict[str, int]  # bytes copied over the link, by direction [B]
 
 
 @torch.inference_mode()
