@@ -546,7 +546,7 @@ def list_unused(
     drafting = [t for t in asked.candidates() if t.name in DRAFTERS and t.name in ENGINES["vllm"]]
     if drafting and not drafted:
         able = [t.name for t in drafting if asked.has_drafter(t, deployment)]
-        no = "no MTP module, and no acceptance rate of an EAGLE-3 head is known: --acceptance"
+        no = "no MTP module; EAGLE-3 acceptance was measured on other models only: --acceptance"
         yield f"speculation ({f'{able[0]} carries less' if able else no})"
     formats = {q.deployment.weights for q in questions}
     lossy = [q for q in questions if q.weights_lose]

@@ -691,7 +691,8 @@ def _describe_grid(
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
     beyond_share = sum(map(_is_beyond_share, rows))
-    more = f", {'all' if beyond_share == fits else beyond_share} of them only beyond {100 * ENGINE_SHARE:g} % of it"
+    which = "all" if beyond_share == fits else f"{beyond_share}"
+    more = f", {which} of them only beyond {100 * ENGINE_SHARE:g} % of it"
     told = f"{some} points fit in memory{more if beyond_share else ''}."
     first = told if beyond_share else ""  # before speeds that a server reaches only with more of it
     if not fits:
