@@ -102,7 +102,8 @@ def explain_no_service(
         Draws the same requests with prompts of another mean; None where they are a trace's.
     """
     q = question.deployments[0]
-    every = list(_remedies(question, with_prompt))
+    told = {tuple(sorted(r.remedy.changes.items())): r for r in _remedies(question, with_prompt)}
+    every = list(told.values())  # several kinds of changes may come to the same
     some = [r for r in every if not r.poor] or every
     kept = [r for r in some if not any(map(r.outdone, some))]
     same = [r for r in every if set(r.remedy.changes) <= {"ttft", "tpot"}]  # whatever it carries
@@ -288,7 +289,7 @@ def _remedies(
     for kinds in CHANGED_TOGETHER:
         if any(some <= set(kinds) for some in done):
             continue
-        found = _first(_apply([CHANGES[kind] for kind in kinds], start))
+        found = _first_known_loss([CHANGES[kind] for kind in kinds], start)
         if found is not None:
             done += [] if found.poor else [set(kinds)]
             yield found
@@ -304,6 +305,14 @@ def _remedies(
         shorter = _first(_shorter(question, with_prompt))
         if shorter is not None:
             yield shorter
+
+
+def _first_known_loss(kinds: list[Change], start: _Freed) -> _Tried | None:
+    """The first change that does without an unknown loss of quality, else the first with one."""
+    found = _first(x for x in _apply(kinds, start) if "lossy" not in x.changes)
+    if (found is None or found.poor) and _more_loss in kinds:
+        found = _first(x for x in _apply(kinds, start) if "lossy" in x.changes) or found
+    return found
 
 
 def _fewer_gpus(alone: _Tried, freed: Iterable[_Freed]) -> Iterator[_Tried]:

@@ -14,7 +14,7 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment, basis
 from kvsim.quality.evidence import evidence as quality
 from kvsim.report import evidence, names, units
-from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
+from kvsim.report.answer import BRIEF, Answer, verdict
 from kvsim.report.colours import Marker, mark, mark_at
 from kvsim.report.evidence import PROBE_TOKENS
 from kvsim.report.json import Row, number
@@ -207,7 +207,9 @@ def _times_table(rows: Sequence[Row]) -> Table:
         *_case_columns(rows),
         Column("done", "finished", units.integer, 4),
     ]
-    for key, rank in (("ttft_s", 0), ("tpot_s", 0), ("gap_s", 3), ("queue_s", 2), ("latency_s", 1)):
+    gaps = 0 if varied == "max_tokens" else 3  # which smaller passes shorten
+    ranked = {"ttft_s": 0, "tpot_s": 0, "gap_s": gaps, "queue_s": 2, "latency_s": 1}
+    for key, rank in ranked.items():
         parts = ("mean", "p50", "p99") if key in MEANS and varied else ("p50", "p99")
         columns += [quantity_column(key, rank, part) for part in parts]
     return Table(columns, rows)
@@ -586,9 +588,9 @@ def _describe_cases(
     if key == "prefix_load":
         return _describe_prefixes(rows, where, trace)
     if key == "max_tokens":
-        ttft, tpot = (_list(rows, _p99(name)) for name in ("ttft_s", "tpot_s"))
+        ttft, tpot, gap = (_list(rows, _p99(name)) for name in ("ttft_s", "tpot_s", "gap_s"))
         said = f"At {_list(rows, _value)} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}"
-        return verdict([f"{said}; TPOT p99 {tpot}."], [met])
+        return verdict([f"{said}; TPOT p99 {tpot}; ITL p99 {gap}."], [met])
     said = f"{HEADINGS[key].capitalize()}: {_value(best)} is best for {trace} on {where}."
     told = f"At {_list(rows, _value)}, mean TTFT is {_list(rows, _mean)}."
     return " ".join(filter(None, [said, told, met]))
@@ -714,14 +716,16 @@ def _describe_loads(
         pool = units.size(rows[0]["kv_capacity_bytes"])
         holds = f"At {_list_loads(kept)}, {_spoken(rows[0])} on {where} needs up to {held}"
         told.append(f"{holds} of KV cache ({shares} of its {pool}).")
-    room = len(" ".join(told).split()) <= MAX_VERDICT_WORDS
-    return verdict(
-        told if room else told[:1],
-        [
-            *([] if room else told[1:]),
-            met,
-            f"TTFT p99 at {_list_loads(rows)}: {_list(rows, _p99('ttft_s'))}.",
-        ],
+    return " ".join(
+        filter(
+            None,
+            [
+                told[0] if late else "",
+                met,
+                *told[bool(late) :],
+                f"TTFT p99 at {_list_loads(rows)}: {_list(rows, _p99('ttft_s'))}.",
+            ],
+        )
     )
 
 
