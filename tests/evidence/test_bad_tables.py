@@ -59,7 +59,7 @@ def refused(path: Path, option: str, *more: str) -> str:
         (ROW, {"dtype": "fp5"}, "of an unknown number format 'fp5'"),
         (ROW, {"m": None}, "without a column m"),
         (ROW, {"device": "gpu9"}, "unknown GPU"),
-        (ROW, {"engine": "theirs"}, "no row of 'mine'; the files hold theirs"),
+        (ROW, {"engine": "theirs"}, "no rows for 'mine', only for theirs"),
         (ROW, {"device": None}, "column device is missing"),
         (CACHE, {"l2": "warm"}, "warm in the L2 cache"),
         (ROW, {}, "no class has 25 rows: gemm (1 rows)"),  # forty times the same row is one row
