@@ -233,7 +233,7 @@ def serve_costs(
     apart
         Numbers of prefill and of decode engines; None if each engine does both.
     fitting
-        Sequences of the mean length that fit in the cache; 0 where no mean is known.
+        Number of sequences of the mean length that fit in the cache; 0 if the mean is unknown.
 
     Returns
     -------

@@ -203,7 +203,7 @@ def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
 
 
 def turn_records(requests: Requests, server: ServerWork) -> tuple[Records[Turn], Records[Event]]:
-    """Make records of turns and clients, and a heap of events for them.
+    """Create the records of turns, and an empty heap of events.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def turn_records(requests: Requests, server: ServerWork) -> tuple[Records[Turn],
     Returns
     -------
     tuple of records
-        Turns and events; both are empty if all requests just arrive.
+        Turns and events; both have no entries if no request depends on the simulation.
     """
     count = len(requests) if requests.depends else 0
     turns = make(Turn, count, next=NO_INDEX, sibling=NO_INDEX, abort_after=np.inf)

@@ -53,7 +53,13 @@ def is_kernel(func: Any) -> bool:
 
 
 class Written:
-    """Bytes that an op has written; they count once another op reads them."""
+    """Bytes that an op has written; they count once another op reads them.
+
+    Parameters
+    ----------
+    views
+        Views of the tensor that the op has written.
+    """
 
     def __init__(self, views: Iterable[View]) -> None:
         self._views = views

@@ -79,7 +79,7 @@ def test_rows_that_are_no_evidence(
         (b"device,engine,op,ms,ms\nh100,mine,gemm,1,2\n", "ms"),
         (b"device,engine,op,ms\nh100,mine,gemm,1,2,3,4\n", "line 2"),
         (b'device,engine,op,ms\nh100,mine,gemm,"1\n', "ops.csv"),
-        (b"device,engine,op,ms\nh100,mi\x00ne,gemm,1\n", "no row of 'mine'"),
+        (b"device,engine,op,ms\nh100,mi\x00ne,gemm,1\n", "no rows for 'mine'"),
     ],
 )
 def test_files_that_are_no_tables(tmp_path: Path, content: bytes, said: str) -> None:

@@ -261,7 +261,7 @@ class Drafter:
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Attend in a draft pass, if drafts have a cache of their own.
+        """Attend in a draft pass, if drafts have a separate cache.
 
         Parameters
         ----------
@@ -277,7 +277,7 @@ class Drafter:
         Returns
         -------
         Tensor or None
-            The output, shaped as the queries; None where drafts read the layer's own cache.
+            The output, shaped as the queries; None if drafts read the layer's cache.
         """
         return None
 

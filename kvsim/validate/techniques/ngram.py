@@ -35,7 +35,15 @@ class Ngram(SpeculativeDrafter):
 
 
 def continued(text: NDArray[np.int64], count: int) -> list[int]:
-    """Return the drafts for a text: tokens that followed its last ones earlier."""
+    """Return the drafts for a text: tokens that followed its last ones earlier.
+
+    Parameters
+    ----------
+    text
+        Tokens of the text.
+    count
+        Number of drafts. [tokens]
+    """
     for many in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
         alike = (sliding_window_view(text[:-1], many) == text[-many:]).all(1)
         if alike.any():
