@@ -432,12 +432,13 @@ def limits_of(costs: StepCosts, requests: Requests) -> Limits:
     InputError
         If a round's tokens exceed the budget, or prefix caching cannot work.
     """
-    rules, tables = costs.rules, costs.tables
-    if tables.width > rules.max_tokens:
+    rules, width = costs.rules, costs.passes.width
+    if width > rules.max_tokens:  # told before the tables are made, which takes seconds
         raise InputError(
-            f"--max-tokens: got {rules.max_tokens}; expected at least {tables.width}, what one "
+            f"--max-tokens: got {rules.max_tokens}; expected at least {width}, what one "
             f"sequence of {costs.technique} needs in a round"
         )
+    tables = costs.tables
     host_cache = int(rules.host_cache / costs.deployment.gpus)
     parts = max(requests.block_tokens // rules.block_tokens, 1)
     unit = _unit(rules, requests) * parts
@@ -449,7 +450,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Limits:
         max_tokens=rules.max_tokens,
         part=rules.max_tokens // tables.lanes,
         block_tokens=rules.block_tokens,
-        width=tables.width,
+        width=width,
         chunked=rules.prefill == "chunked",
         decode_first=rules.priority == "decode",
         swap=rules.preemption == "swap",

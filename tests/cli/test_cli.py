@@ -94,11 +94,11 @@ def test_limits_of_the_command_line_reach_the_plan() -> None:
 
 
 def test_an_alternative_says_which_option_would_admit_it() -> None:
-    strict = answer("plan", *CASE, "--offline")["alternatives"]
-    assert {tuple(r["needs"]) for r in strict if r["allowed"]} == {()}
-    assert {"--lossy"} <= {need for r in strict for need in r["needs"]}
-    told = answer("plan", *CASE, "--offline", "--lossy", "--acceptance", "0.9")["alternatives"]
-    assert not [r for r in told if "--acceptance" in r["needs"]]
+    some = ("plan", *CASE, "--offline", "--only", "full,quantspec,pyramidkv")
+    needs = {r["technique"]: r["needs"] for r in answer(*some)["alternatives"]}
+    assert needs == {"quantspec": ["--max-loss 0.01", "--acceptance"], "pyramidkv": ["--lossy"]}
+    given = answer(*some, "--lossy", "--acceptance", "0.9")["alternatives"]
+    assert given and not [r for r in given if r["needs"] or not r["allowed"]]
 
 
 def test_a_fixed_batch_of_a_service_says_what_other_weights_bring() -> None:

@@ -36,11 +36,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def _note_units() -> None:
-    """Have every unit that is begun add its name to a file."""
-    runfile: Any = import_module("kvsim.report.simulate")
+    """Have every unit that is begun add its name to a file.
+
+    The functions are replaced in the modules that call them, which other tests may have imported.
+    """
+    simulations: Any = import_module("kvsim.api.simulations")
     workers: Any = import_module("kvsim.sweeps.workers")
     file = os.open(BEGUN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    compute, read_finished_run = workers.compute, runfile.read_finished_run
+    compute, read_finished_run = workers.compute, simulations.read_finished_run
 
     def computed(chunk: Any) -> Any:
         os.write(file, f"chunk-{chunk.index:07d}.parquet\n".encode())
@@ -53,7 +56,7 @@ def _note_units() -> None:
         return found
 
     workers.compute = computed
-    runfile.read_finished_run = looked_for
+    simulations.read_finished_run = looked_for
 
 
 def _units(folder: Path, pattern: str) -> dict[str, tuple[int, bytes]]:
