@@ -1,8 +1,12 @@
 """``kvsim simulate`` through the command line."""
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from kvsim.api.simulations import Sought
+from kvsim.api.simulations import Sought, find_value
 from tests.support.commands import run
 
 BASE = ("simulate", "--model", "llama3.1-8b", "--gpu", "h100")
@@ -42,6 +46,43 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], message: str) -> No
     assert len(done.err.strip().splitlines()) == 1
     assert message in done.err
     assert not done.out
+
+
+class Sent(list[int]):
+    """Requests whose trace names no prefix blocks."""
+
+    block_ids = None
+
+
+TRACE = {"workload": None, "requests": Sent(range(100)), "clock": False, "reuses": False}
+DRAWN = TRACE | {"workload": SimpleNamespace(rate=4.0)}
+GIB = 2.0**30
+
+
+@pytest.mark.parametrize(
+    ("find", "traffic", "given", "sought"),
+    [
+        ("rate", TRACE, {"rate": 2.0}, ("rate", 2.0, 0.5, 2000.0, False)),
+        ("rate", TRACE, {}, ("rate", 1.0, 0.5, 1000.0, False)),
+        ("rate", TRACE | {"requests": Sent(range(10**6))}, {}, ("rate", 1.0, 0.001, 20.0, False)),
+        ("rate", TRACE | {"clock": True}, {}, ("rate", 1.0, 0.001, 1000.0, False)),
+        ("rate", TRACE, {"req_s": 3.0}, ("req_s", 3.0, 0.003, 3000.0, False)),
+        ("rate", DRAWN, {}, ("rate", 4.0, 0.004, 4000.0, False)),
+        ("replicas", TRACE, {"replicas": 3}, ("replicas", 3, 1, 10_000, True, 1)),
+        ("hit-rate", DRAWN, {}, ("hit_rate", 0.5, 0.0, 0.99, True, 0.01)),
+        ("host-cache", DRAWN | {"reuses": True}, {},
+         ("host_cache", 64 * GIB, 0.0, 100 * GIB, True, GIB)),
+        ("prefill-replicas", TRACE, {"replicas": 8}, ("prefill_replicas", 1, 1, 7, True, 1)),
+    ],
+)  # fmt: skip
+def test_a_search_begins_at_what_is_given_and_knows_its_bounds(
+    find: str, traffic: dict[str, Any], given: dict[str, Any], sought: tuple[Any, ...]
+) -> None:
+    asked = SimpleNamespace(command="simulate", find=find, ttft=2.0, tpot=None)
+    where = SimpleNamespace(hardware=SimpleNamespace(host_memory=100.5 * GIB))
+    case = {"replicas": 1, "rate": None, "req_s": None} | given
+    found = find_value(*map(partial(cast, Any), (asked, SimpleNamespace(**traffic), where)), case)
+    assert found == Sought(*sought)
 
 
 @pytest.mark.parametrize(

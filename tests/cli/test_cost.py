@@ -33,21 +33,38 @@ def test_documented_sizes_never_need_a_yes(command: str) -> None:
         announce_cost(cast(Any, Given(command)), COMMAND_COSTS[command].free, 100)
 
 
+DAY = {"requests": 50_000, "runs": 8}
+
+
 @pytest.mark.parametrize(
-    ("requests", "runs", "yes", "said"),
+    ("command", "given", "seconds", "said"),
     [
-        (10**6, 1, False, ""),
-        (33 * 10**6, 1, True, "33,000,000 requests takes about 61 s and 8.6 GB"),
-        (9 * 10**6, 4, True, "with 4 settings takes about 66 s and 9.3 GB"),
-        (10**8, 1, True, "3 min and 25.3 GB"),
+        ("simulate", {"requests": 10**6}, 2.95, ""),
+        ("simulate", {"requests": 33 * 10**6}, 60.55, "33,000,000 requests takes about 61 s"),
+        ("simulate", {"requests": 33 * 10**6}, 60.55, " and 8.6 GB"),
+        ("simulate", {"requests": 9 * 10**6, "runs": 4}, 66.4, "with 4 settings takes about 66 s"),
+        ("simulate", {"requests": 10**8}, 181.15, "3 min and 25.3 GB"),
+        ("simulate", {**DAY, "passes": 1e9}, 802.92, "13 min and 0.4 GB"),
+        ("simulate", {**DAY, "work": 1e9}, 14402.2, "240 min"),
+        ("simulate", {"requests": 6_799_999}, 13.39, ""),
+        ("simulate", {"requests": 6_800_001}, 13.39, "13 s and 2.0 GB"),
+        ("plan", DAY, 9.02, ""),
+        ("plan", {**DAY, "more": 51.0, "passes": 1e3}, 60.08, "60 s and 0.3 GB"),
+        ("capacity", DAY, 124.0, "2 min and 1.0 GB"),
+        ("capacity", {**DAY, "passes": 1e6, "longest": 10**7}, 156.0, "3 min and 3.4 GB"),
     ],
 )
 def test_the_estimate_is_printed(
-    capsys: pytest.CaptureFixture[str], requests: int, runs: int, yes: bool, said: str
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    given: dict[str, Any],
+    seconds: float,
+    said: str,
 ) -> None:
     with run_on_command_line():
-        announce_cost(cast(Any, Given("simulate", yes)), requests, runs)
+        found = announce_cost(cast(Any, Given(command, yes=True)), **given)
     printed = capsys.readouterr().err
+    assert found == pytest.approx(seconds, abs=0.005)
     assert said in printed and bool(printed) == bool(said)
 
 

@@ -17,7 +17,7 @@ ASKED: dict[str, Callable[[], Any]] = {
     ),
     "plan": lambda: kvsim.plan("llama3.1-8b", "l40s"),
     "plan offline": lambda: kvsim.plan(
-        "llama3.1-8b", "l40s", offline=True, prompt="2k", generate=64, lossy=True
+        "llama3.1-8b", "l40s", offline=True, prompt="2k", generate=64, lossy=True, only="full,kivi"
     ),
     "simulate": lambda: kvsim.simulate(
         model="llama2-7b", gpu="a6000", prompt="600", generate="90", rate="4", hours=0.01,

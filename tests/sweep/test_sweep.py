@@ -27,9 +27,6 @@ from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, compute, divide_sweep
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.workers import (
-    BUNDLE_ROUNDS,
-    MAX_BUNDLE_POINTS,
-    MIN_BUNDLE_POINTS,
     Bundles,
     _check,
     compute_here,
@@ -69,22 +66,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = run("sweep", str(spec_of(tmp_path)), "--out", str(out))
+    text = SPEC.replace('"smollm2-135m", ', "") + "tp = [1, 2]\n"
+    place, out = spec_of(tmp_path, text), tmp_path / "out"
+    result = run("sweep", str(place), "--out", str(out))
     assert result.code == 0, result
     table = pq.read_table(out).to_pandas()
-    assert len(table) == 2 * 2 * 4 * 3 * 4
+    assert len(table) == 2 * 4 * 3 * 4 * 2
     assert all(pq.ParquetFile(p).num_row_groups == 1 for p in out.glob("*.parquet"))
-    plain = table[(table.model == "llama3-8b") & (table.gpu == "a6000") & (table.batch == 8)]
+    plain = table[(table.gpu == "a6000") & (table.batch == 8)]
     for _, row in plain.iterrows():
-        d = Deployment(load_model(row.model), load_hardware(row.gpu), load_stack("vllm"))
+        d = Deployment(load_model(row.model), load_hardware(row.gpu), load_stack("vllm"), tp=row.tp)
         p = Prediction(parse(row.technique), d, np.array([8.0]), int(row.context), 2)
-        assert row.ttft_s == pytest.approx(float(p.ttft_s[0]), rel=1e-9)
-        assert row.tpot_s == pytest.approx(float(p.tpot_s[0]), rel=1e-9)
-        assert row.gpu_bytes == pytest.approx(float(p.gpu_bytes[0]), rel=1e-9)
+        for name in ("ttft_s", "tpot_s", "gpu_bytes", "host_bytes"):
+            assert row[name] == pytest.approx(float(getattr(p, name)[0]), rel=1e-9), name
         assert row.fits == bool(p.fits[0])
     uneven = table[(table.technique == "offload:host_share=1") & (table.batch == 1)]
-    assert uneven.reason.eq("").all()
+    assert uneven[uneven.tp == 1].reason.eq("").all() and plain.host_bytes.max() > 0
 
 
 @pytest.mark.parametrize("takers", [1, 2, 50])
@@ -98,7 +95,7 @@ def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> 
     largest = max(c.points for c in chunks)
     left = spec.points
     for size in sizes[:-1]:
-        enough = min(max(left // (BUNDLE_ROUNDS * takers), MIN_BUNDLE_POINTS), MAX_BUNDLE_POINTS)
+        enough = min(max(left // (4 * takers), 2**14), 2**18)
         assert enough <= size < enough + largest
         left -= size
 
@@ -273,10 +270,15 @@ def test_a_plan_a_sweep_and_capacity_ask_the_same_prices(
         (("batch = [1, 8, 24]", "batch = [0]"), "batch|1 or more"),
         (("batch = [1, 8, 24]", "batch = [1.5]"), "batch|whole"),
         (("batch = [1, 8, 24]", 'batch = ["many"]'), "batch|numbers"),
+        (("batch = [1, 8, 24]", "batch = [true]"), "batch|'True'|numbers"),
+        (("batch = [1, 8, 24]", "batch = [1e19]"), "batch|'1e+19'|expected numbers"),
+        (("batch = [1, 8, 24]", "batch = [1000000001]"), "batch|1 or more"),
         (("batch = [1, 8, 24]", "batch = []"), "batch|no values"),
         (('spacing = "log"', 'spacing = "wide"'), "spacing|log"),
         (('spacing = "log"', "steps = 3"), "steps|spacing"),
         (("count = 4", "count = 0"), "count|whole number"),
+        (("count = 4", "count = true"), "count|whole number"),
+        (("count = 4", "count = 1000001"), "count|whole number"),
         (("count = 4", "count = 900000"), ""),
         (("[grid]", "[grid"), "TOML"),
     ],
