@@ -188,16 +188,15 @@ def _fit_operators(inputs: Inputs) -> Row:
         print_note(f"{count:,} rows {reason} and are omitted")
     stack = load_stack(_start(inputs)).for_gpu(hardware.name)
     found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
-    few = [
-        f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.MIN_CLASS_ROWS
-    ]
+    fitted = {one.name for one in found}
+    others = [(fit.class_name(r), len(r)) for r in table.rows if fit.class_name(r) not in fitted]
+    told = ", ".join(f"{name} ({count} rows)" for name, count in others)
     if not found:
-        told = ", ".join(few)
         raise InputError(
             f"--from-ops: no class has {fit.MIN_CLASS_ROWS} rows: {told}; give more rows"
         )
-    if few:
-        print_note(f"too few to fit, base numbers kept: {', '.join(few)}")
+    if others:
+        print_note(f"not fitted, base numbers kept: {told}")
     rows_of = [_class_row(f, fit.predict_rows(f.rows, hardware, stack)) for f in found]
     for row in rows_of:
         if row["refused"]:

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     techniques = (_list_runnable(where) if every else named) or [parse(FULL)]
     clients = inputs.concurrency
     sizes = clients or inputs.batch, inputs.prompt, inputs.generate
-    rows = len(techniques) * len(sizes[0]) * len(sizes[1]) * len(sizes[2])
+    rows = prod(map(len, (techniques, *sizes)))
     check_work(
         f"--technique, --batch, --prompt, --generate: ask for {rows:,} rows together",
         rows,

@@ -299,15 +299,15 @@ class CheckedHelp:
         """
         name = ctx.command_path.partition(" ")[2]
         typed, args = args, read_spellings(name, args)
-        own = {word for word in typed if SPELLINGS.get(word.partition("=")[0], word)[:4] == "--tp"}
-        if COUNTED_BY.get(name) == "--tp" and "--tp" in args and not own:
+        counter, flags = COUNTED_BY.get(name), [word.partition("=")[0] for word in typed]
+        spelled = [SPELLINGS.get(flag, flag) for flag in flags]
+        if counter == "--tp" and "--tp" in args and "--tp" not in spelled:
             count = args[args.index("--tp") + 1]
             print_note(
                 f"the GPUs share one copy of the model (--tp {count}); kvsim plan "
                 f"--total-gpus {count} compares other layouts"
             )
-        counter, flags = COUNTED_BY.get(name), [word.partition("=")[0] for word in typed]
-        word = next((x for x in flags if SPELLINGS.get(x, x) == "--gpus"), "")
+        word = next((x for x, flag in zip(flags, spelled, strict=True) if flag == "--gpus"), "")
         kind = next((o for o in options_of(name).values() if o.name in GPU_KINDS), None)
         unnamed = not {"--gpu", "--gpus"} & set(args)
         if kind and kind.required and word and counter in args and unnamed:

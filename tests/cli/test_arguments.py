@@ -94,6 +94,15 @@ def test_python_names_keywords_and_the_command_options() -> None:
     with pytest.raises(InputError, match=r"^batch: got 0; expected a whole number from 1 to"):
         kvsim.predict("llama2-7b", "a6000", batch=0)
     assert line(*PREDICT, "--batch", "0").startswith("--batch: got 0; expected a whole number")
+    with pytest.raises(InputError, match=r"generate: ask for 5,200 rows together; expected at"):
+        kvsim.predict(
+            "llama2-7b",
+            "a6000",
+            ["full", "kivi"],
+            batch=range(1, 27),
+            prompt=range(1, 51),
+            generate=[1, 2],
+        )
     with pytest.raises(InputError, match=r"^per_class: has no effect without trace; add trace"):
         kvsim.plan("llama2-7b", "a6000", per_class=True)
 
@@ -138,6 +147,26 @@ SPELLED = [
 @pytest.mark.parametrize(("command", "typed", "meant"), SPELLED)
 def test_options_may_have_the_names_of_engines(command: str, typed: str, meant: str) -> None:
     assert read_spellings(command, typed.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [
+        ("--gpu 2xl40s", "2"),
+        ("--gpu l40s --gpus 4 --tpot 50ms", "4"),
+        ("--gpu l40s --tp 2", ""),
+        ("--gpu l40s --tensor-parallel-size=2", ""),
+        ("--gpu 2xl40s --tp 2", ""),
+        ("--gpu l40s", ""),
+    ],
+)
+def test_gpus_that_share_one_model_are_announced_unless_tp_is_typed(typed: str, count: str) -> None:
+    said = run("simulate", *typed.split(), "--model", "no-such").err
+    assert (
+        f"--tp {count}); kvsim plan --total-gpus {count} compares" in said
+        if count
+        else ("share one copy" not in said)
+    )
 
 
 @pytest.mark.parametrize("meant", sorted(set(SPELLINGS.values())))

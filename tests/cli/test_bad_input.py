@@ -144,7 +144,7 @@ def test_empty_values_are_none(option: str) -> None:
         ("--tpot 1e-6", "TPOT p90 would|target of 0.001 ms"),
         ("--ttft 1e-6", "TTFT p90 would|target of 0.001 ms"),
         ("--gpu-memory 0.01", "weights of smollm2-135m need 0.25 GiB per GPU, and 0.01 GiB"),
-        ("--model llama2-70b --host-memory 0.5", "weights of llama2-70b need 128 GiB"),
+        ("--model llama2-70b --host-memory 0.5 --only full", "weights of llama2-70b need 128 GiB"),
         ("--tpot 1e-6 --lossy --acceptance 1", "TPOT p90 would"),
     ],
 )

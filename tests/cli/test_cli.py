@@ -238,7 +238,7 @@ def test_a_failing_write_leaves_nothing_half_written(
         file.write_text(before)
     full = OSError(28, "No space left on device")
     with patch.object(Path, method, side_effect=full):
-        result = run("plan", *CASE, "--report", str(file))
+        result = run(*TWO, "--report", str(file))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert f"{file}: disk full" in result.err
     assert [path.read_text() for path in tmp_path.iterdir()] == ([before] if before else [])
@@ -254,7 +254,11 @@ def test_an_interrupt_says_one_line(stop: type[BaseException]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "absent"),
-    [(["--help"], HEAVY), (["plan", "--help"], HEAVY), (["plan", *CASE], {"torch", "plotly"})],
+    [
+        (["--help"], HEAVY),
+        (["plan", "--help"], HEAVY),
+        (["plan", *CASE, "--only", "full"], {"torch", "plotly"}),
+    ],
 )
 def test_imports_wait_until_they_are_needed(arguments: list[str], absent: set[str]) -> None:
     setup = "import sys; from kvsim.cli import app as cli; "

@@ -60,7 +60,7 @@ def test_other_commands_take_them() -> None:
     assert done.code == 0, done.err
     planned = run("plan", "--model", "qwen3-30b-a3b", "--gpu", "rtx4090", "--stack", "llamacpp",
                    "--weights", "q4_k_m", "--n-cpu-moe", "24", "--batch", "1", "--ttft", "30s",
-                   "--emit", "llamacpp")  # fmt: skip
+                   "--only", "full", "--emit", "llamacpp")  # fmt: skip
     assert "--n-cpu-moe 24" in planned.out, planned.err
 
 
