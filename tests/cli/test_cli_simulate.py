@@ -1,6 +1,5 @@
 """``kvsim simulate`` through the command line."""
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -81,7 +80,8 @@ def test_a_search_begins_at_what_is_given_and_knows_its_bounds(
     asked = SimpleNamespace(command="simulate", find=find, ttft=2.0, tpot=None)
     where = SimpleNamespace(hardware=SimpleNamespace(host_memory=100.5 * GIB))
     case = {"replicas": 1, "rate": None, "req_s": None} | given
-    found = find_value(*map(partial(cast, Any), (asked, SimpleNamespace(**traffic), where)), case)
+    sent: Any = SimpleNamespace(**traffic)
+    found = find_value(cast(Any, asked), sent, cast(Any, where), case)
     assert found == Sought(*sought)
 
 

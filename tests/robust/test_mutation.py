@@ -1,8 +1,10 @@
 """The mutation tool changes functions that are loaded, also those that the tests froze."""
 
 import gc
+import sys
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -27,6 +29,21 @@ def test_a_planted_change_is_swapped_in_behind_a_freeze() -> None:
     finally:
         swap(path.read_text(), path)
     assert first_line(ValueError("x"), 10) == "x"
+
+
+def test_a_module_that_is_imported_late_is_changed_too() -> None:
+    path = ROOT / "kvsim" / "sweeps" / "store.py"
+    planted = plant(path, "ResultStore.keep")
+    assert planted is not None
+    with patch.dict(sys.modules):
+        sys.modules.pop("kvsim.sweeps.store", None)
+        swap(planted.source, path)
+        try:
+            late = import_module("kvsim.sweeps.store")
+            with pytest.raises(AssertionError, match="planted"):
+                late.ResultStore.keep(None, 0, b"")
+        finally:
+            swap(path.read_text(), path)
 
 
 @pytest.mark.parametrize("name", ["nothing", "ROOMS", "main.inner"])

@@ -2,8 +2,11 @@
 
 import gc
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType
+
+from tests.support.places import ROOT
 
 
 def key_of(code: CodeType, path: str) -> str:
@@ -23,7 +26,11 @@ def touched(before: str, after: str, path: Path) -> tuple[set[str], bool]:
 
 
 def swap(source: str, path: Path) -> None:
-    """Give every function of a module that is loaded the code of another source of it."""
+    """Give every function of a module the code of another source of it.
+
+    The module is loaded first: one that a command imports later would come without the change.
+    """
+    import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     new = dict(_codes(compile(source, str(path), "exec", dont_inherit=True)))
     resolved: dict[str, bool] = {}
     gc.unfreeze()  # tests freeze what was imported, and frozen functions are not listed
