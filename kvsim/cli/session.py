@@ -68,7 +68,8 @@ def _session(asked: argparse.Namespace) -> int:
             )
     units = all_units(asked.device)
     if asked.report:
-        return _report(asked, state, units)
+        _report(asked, state, units)
+        return 0
     stopped = False
     with state.lock():
         try:
@@ -90,9 +91,9 @@ def _session(asked: argparse.Namespace) -> int:
         f"{done} of {len(units)} units are done{more}"
         + ("; run it again to continue" if done < len(units) or short else "")
     )
-    code = _report(asked, state, units)
+    _report(asked, state, units)
     failed = any(one.reason.startswith("failed") for one in left)
-    return 130 if stopped else code or int(failed)
+    return 130 if stopped else int(failed)
 
 
 def _worker(device: str, state: SessionState) -> list[str]:
@@ -111,7 +112,7 @@ def _pack(bundle: Path | None, state: SessionState) -> None:
         _log(f"{bundle}: no room for {len(left_out)} files, among them {left_out[0]}")
 
 
-def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -> int:
+def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -> None:
     place = REPOSITORY / "results" / state.folder.name / str(date.today())
     where = asked.out or place
     where.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,6 @@ def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -
     make_result(state, units, command).write(where / "index.html")
     _pack(asked.bundle, state)
     _log(f"{where / 'index.html'} shows what was found")
-    return 0
 
 
 def _name(device: str) -> str:
