@@ -91,6 +91,7 @@ def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> 
     chunks = list(divide_sweep(spec))
     found = list(Bundles(iter(chunks), spec.points, takers))
     assert [c.index for bundle in found for c in bundle.chunks] == list(range(len(chunks)))
+    assert 24 <= len(found) < len(chunks)
     sizes = [sum(c.points for c in bundle.chunks) for bundle in found]
     largest = max(c.points for c in chunks)
     left = spec.points
@@ -211,13 +212,25 @@ def figure(answer: dict[str, Any], name: str) -> object:
     return answer[f"{spread}_s"][f"p{part}"] if part.isdigit() else answer[name]
 
 
+def row_of(kind: str, axes: dict[str, str | float], folder: Path) -> dict[str, Any]:
+    """The row of a sweep of one point."""
+    grid = "".join(f"{name} = {[value]!r}\n" for name, value in axes.items())
+    place, out = spec_of(folder, f'kind = "{kind}"\n[grid]\n{grid}'), folder / "out"
+    assert run("sweep", str(place), "--out", str(out)).code == 0
+    (row,) = pq.read_table(out).to_pylist()
+    return dict(row)
+
+
+@pytest.mark.parametrize("kind", ["simulate", "capacity"])
+def test_a_rate_that_leaves_no_request_is_a_row_that_says_so(kind: str, tmp_path: Path) -> None:
+    row = row_of(kind, COMMANDS[kind][0] | {"rate": 1e-9}, tmp_path)
+    assert row["reason"].startswith("rate 1e-09: leaves none of")
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_row_is_what_the_command_says(kind: str, tmp_path: Path) -> None:
     axes, defaults, names = COMMANDS[kind]
-    grid = "".join(f"{name} = {[value]!r}\n" for name, value in axes.items())
-    place, out = spec_of(tmp_path, f'kind = "{kind}"\n[grid]\n{grid}'), tmp_path / "out"
-    assert run("sweep", str(place), "--out", str(out)).code == 0
-    (row,) = pq.read_table(out).to_pylist()
+    row = row_of(kind, axes, tmp_path)
     options = {"--gpus" if (kind, k) == ("capacity", "gpu") else f"--{k}": v
                for k, v in axes.items() if k != "rate"}  # fmt: skip
     words = [word for pair in options.items() for word in map(str, pair)]
