@@ -185,7 +185,7 @@ def test_from_ops_writes_a_stack_that_predicts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--engine", "none"], "no row of 'none'"),
+        (["--engine", "none"], "no rows for 'none'"),
         ([], "--engine is missing"),
         (["--engine", "mine", "--hold-out", "0.9"], "--hold-out: got '0.9'"),
         (["--engine", "mine", "--version", "9"], "no usable row for mine on h100"),
