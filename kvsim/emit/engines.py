@@ -410,7 +410,7 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
             f"Face id or path of {which}"
         )
     settings.lack(
-        f"running the tokenizer that {s.model} brings: read its code, and add "
+        f"loading {s.model}'s tokenizer without running its code: read that code, then add "
         + ("--trust_remote_code" if settings.engine == "trtllm" else "--trust-remote-code"),
         s.model.startswith(OWN_TOKENIZERS),
     )

@@ -712,7 +712,11 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
 def _price(plan: ServicePlan) -> str:
     """What a GPU of the choice costs, or nothing where that is not known."""
     hardware = plan.choice.carried.deployment.hardware
-    return "" if hardware.price is None else names.describe_price(hardware)
+    if hardware.price is None:
+        return ""
+    several = len({q.deployment.hardware.name for q in plan.question.deployments}) > 1
+    more = "; --seller any: each card where it is cheapest" if several else ""
+    return f"{names.describe_price(hardware)}{more}"
 
 
 def _write_settings(row: Row) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvsim.emit.flags import MANUALS, turboquant
+from kvsim.machines.gguf import BASES
 from kvsim.machines.profiles import load_stack
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
@@ -140,6 +141,10 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     said = [f"{'; '.join(listed)}."] if listed else []
     if none:
         said.append(f"No serving engine implements {join_words(none, 'or')}.")
+    typed = [p for p in found if p.deployment.weights in BASES and p.technique.name == FULL]
+    if typed:
+        longest = max(p.prompt + p.generate for p in typed)
+        said.append(f"Ollama runs it as llama.cpp does: set num_ctx to {longest} or more.")
     yield " ".join(said)
     if "offload" in names:
         yield OFFLOAD_NOTE
