@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -20,9 +21,9 @@ import numpy as np
 from kvsim.api.fleets import build_question
 from kvsim.api.traffic import read_traffic
 from kvsim.options import Inputs
-from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.offers import CapacityQuestion, Configuration
 from kvsim.planner.fleet.play import Fleet
-from kvsim.planner.fleet.search import LOWER_BATCH_LIMITS, FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import LOWER_BATCH_LIMITS, FleetSolver
 
 CARDS = {"llama3.1-8b": ("l40s", "h100"), "mistral-7b": ("a6000", "a100-80g"),
          "qwen2.5-14b": ("l40s", "h200")}  # fmt: skip
@@ -44,7 +45,7 @@ def draw(random: np.random.Generator) -> dict[str, Any]:
     return {"model": model, **drawn, **more}
 
 
-def list_fleets(solver: FleetSolver, asked: FleetQuestion, most: float) -> Iterator[Fleet]:
+def list_fleets(solver: FleetSolver, asked: CapacityQuestion, most: float) -> Iterator[Fleet]:
     """Every fleet of one kind or two below a cost [USD/h] that is not overloaded by far."""
     plain = [x for kind in solver.kinds for x in kind.choices]
     kinds: list[tuple[Configuration, Configuration]] = []
@@ -68,9 +69,8 @@ def list_fleets(solver: FleetSolver, asked: FleetQuestion, most: float) -> Itera
 def check(task: dict[str, Any]) -> tuple[float, float]:
     """Cost of the answer, and of the cheapest fleet that keeps the targets [USD/h]."""
     inputs = Inputs("capacity", task)
-    question = build_question(inputs, read_traffic(inputs))
-    solver = FleetSolver(question, lambda _: None)
-    asked = FleetQuestion(question.targets, question.limits)
+    asked = replace(build_question(inputs, read_traffic(inputs)), sure=0.0)
+    solver = FleetSolver(asked, lambda _: None)
     answer = solver.solve(asked)
     cost = float("inf") if answer is None else answer.cost
     least = cost

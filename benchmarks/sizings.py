@@ -17,6 +17,7 @@ import contextlib
 import io
 import time
 from collections import Counter
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -26,7 +27,7 @@ from kvsim.api import simulate
 from kvsim.api.fleets import build_question
 from kvsim.api.traffic import read_traffic
 from kvsim.options import Inputs
-from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import FleetSolver
 
 CARDS = {"llama3.1-8b": ("l40s", "a100-80g", "h100"), "qwen2.5-32b": ("h200", "b200"),
          "mistral-7b": ("l40s", "a6000", "h100")}  # fmt: skip
@@ -64,7 +65,8 @@ def size(question: Question) -> tuple[int, Question]:
     given |= {"host_cache": 0, "pools": "no"} if {"hit_rate", "turns"} & given.keys() else {}
     inputs = Inputs("capacity", given)
     asked = build_question(inputs, read_traffic(inputs))
-    fleet = FleetSolver(asked, lambda _: None).solve(FleetQuestion(asked.targets, asked.limits))
+    asked = replace(asked, sure=0.0)
+    fleet = FleetSolver(asked, lambda _: None).solve(asked)
     if fleet is None:
         return 0, {}
     (kind,) = (x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n)

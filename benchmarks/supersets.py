@@ -11,6 +11,7 @@ no more than the cheaper of the other two, and is there wherever one of them is.
 import argparse
 import contextlib
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from benchmarks.exhaustive import draw
 from kvsim.api.fleets import build_question, list_rentable
 from kvsim.api.traffic import read_traffic
 from kvsim.options import Inputs
-from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import FleetSolver
 
 
 def price(task: dict[str, Any]) -> dict[str, str]:
@@ -32,9 +33,8 @@ def cost_of(task: dict[str, Any], prices: dict[str, str]) -> float:
     """What the cheapest fleet of some cards costs; infinite where there is none. [USD/h]"""
     given = {"gpus": ",".join(prices), "price": ",".join(prices.values())}
     inputs = Inputs("capacity", task | given)
-    question = build_question(inputs, read_traffic(inputs))
-    asked = FleetQuestion(question.targets, question.limits)
-    found = FleetSolver(question, lambda _: None).solve(asked)
+    question = replace(build_question(inputs, read_traffic(inputs)), sure=0.0)
+    found = FleetSolver(question, lambda _: None).solve(question)
     return float("inf") if found is None else found.cost
 
 

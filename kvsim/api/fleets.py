@@ -25,10 +25,9 @@ from kvsim.planner.fleet.offers import (
     Extras,
     FleetLimits,
     Rentable,
-    Schedule,
     Spread,
 )
-from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import FleetSolver
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
 from kvsim.report.capacity import make_result
 from kvsim.report.result import Result
@@ -53,7 +52,7 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     -------
     Result
         ``.choice`` has the replicas of each kind and the price per hour; ``.found`` has the
-        simulation. If no fleet meets the request, the closest one is returned, and
+        simulation. If the limits or ``sure`` cannot be kept, the closest fleet is returned, and
         ``.found.shortfall`` says what it misses.
 
     Raises
@@ -62,7 +61,7 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
         If an argument is unknown, malformed or out of range; the message names the argument and
         says what was expected.
     InfeasibleError
-        If no GPU can serve the trace at all.
+        If no GPU can serve the trace at all, or none meets the targets even when idle.
 
     Examples
     --------
@@ -212,7 +211,7 @@ def build_question(
         largest_loss=largest_loss(inputs),
         spread=spread,
         utilisation=used,
-        schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
+        start_up=inputs.start_up / 3600 if inputs.schedule else None,
         extras=extras,
         sure=inputs.sure,
         tunes="max_tokens" not in inputs.given,
@@ -234,11 +233,8 @@ def _find_question(
     def keeps(value: float) -> bool:
         """Whether some fleet within the limits meets the targets with this value."""
         question = questions[value] = build_question(inputs, found, {sought.option: value})
-        asked = FleetQuestion(
-            question.targets, question.limits, sure=question.sure, schedule=question.schedule
-        )
         print_progress(f"looking for a fleet with {inputs.find} {sought.show(value)}")
-        return FleetSolver(question, print_progress).solve(asked) is not None
+        return FleetSolver(question, print_progress).solve(question) is not None
 
     value = sought.search(keeps).found
     if value is None:

@@ -17,6 +17,7 @@ from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.answer import (
     FULL_KV,
     NO_MEMORY,
+    NONE,
     STRETCH,
     CapacityAnswer,
     OtherFleet,
@@ -24,10 +25,8 @@ from kvsim.planner.fleet.answer import (
 )
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
-from kvsim.planner.fleet.offers import Configuration, count_replicas
+from kvsim.planner.fleet.offers import Configuration, count_replicas, find_unadmitted
 from kvsim.planner.fleet.play import Fleet, Played
-from kvsim.planner.fleet.replica import find_unadmitted
-from kvsim.planner.question import PlanLimits
 from kvsim.report import evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.colours import PALETTE
@@ -40,8 +39,9 @@ from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
 from kvsim.serving.outcome import spread
-from kvsim.serving.records import MEMORIES
+from kvsim.serving.records import MEMORIES, REFUSED
 from kvsim.serving.servable import describe_left_out
+from kvsim.serving.simulate import Run
 
 LINE = 97  # of a command in several lines [characters]
 NO_BREAK = "\0"  # stands for a space within a word
@@ -250,11 +250,11 @@ def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
 
 
 def _demand_note(answer: CapacityAnswer) -> str:
-    demand = answer.question.traffic.demand
-    total = demand.rate.sum(axis=1)
+    traffic = answer.question.traffic
+    total = traffic.rate.sum(axis=1)
     if not answer.question.traffic.requests.duration:
         return "All requests come at once."
-    each = f"{format_number(60 * demand.hours[0], 3)} minutes"
+    each = f"{format_number(60 * traffic.hours[0], 3)} minutes"
     mean, most = format_number(total.mean(), 3), format_number(total.max(), 3)
     if len(total) == 1:
         return f"{mean} requests per second over {each}."
@@ -295,14 +295,14 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     if answer.targets.longer:
         times = f"each class of prompts within its targets, all of them with {times}"
     part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
-    rate = float(q.traffic.demand.mean.sum())
+    rate = float(q.traffic.mean.sum())
     each = price_per_million(answer)
     million = "" if each is None else f", {usd(each)} per million output tokens"
     meets = "would serve" if answer.shortfall else "serves"
     paid = f"{usd(answer.fleet.cost)} per hour{million}."
     some, gpus = answer.fleet.replicas, int(answer.fleet.total("gpus"))
     whole = f"{gpus} GPUs, {fleet}" if gpus > some.sum() else fleet
-    always = ", always running" if q.schedule is not None and not answer.fleet.changes else ""
+    always = ", always running" if q.start_up is not None and not answer.fleet.changes else ""
     each_of = ", with" if some.sum() == 1 else ", each with"
     whole = DRAFTED.sub(rf"{each_of} \1 and \2 drafts", whole)
     rent = f"Rent {'up to ' if answer.fleet.changes else ''}{whole}{always}: {paid}"
@@ -812,8 +812,8 @@ def draw_fleet(row: Row, answer: CapacityAnswer) -> list[Chart]:
 def _draw_demand(title: str, answer: CapacityAnswer) -> Chart:
     """Requests per second by class, and with a schedule the replicas that run."""
     traffic = answer.question.traffic
-    demand = traffic.demand
-    start = np.concatenate([[0.0], np.cumsum(demand.hours)])[:-1]
+    rates = traffic.rate
+    start = np.concatenate([[0.0], np.cumsum(traffic.hours)])[:-1]
     if len(start) == 1:
         return draw_arrivals(title, traffic.requests.arrival)
     across, up = "hours from the first request", "requests per second"
@@ -822,9 +822,9 @@ def _draw_demand(title: str, answer: CapacityAnswer) -> Chart:
         turn, place = divmod(c, len(PALETTE))
         look = {"color": PALETTE[place], "opacity": 1 - 0.45 * turn}
         name = f"{traffic.prompt[c]:.0f} + {traffic.generate[c]:.0f} tokens"
-        width, rate = demand.hours, demand.rate[:, c]
+        width, rate = traffic.hours, rates[:, c]
         chart.bars(name, start, rate, look, orientation="v", width=width, offset=0)
-    if answer.question.schedule is not None:
+    if answer.question.start_up is not None:
         step = {"shape": "hv", "color": GREY}
         chart.line("replicas", start, answer.fleet.running.sum(axis=1), yaxis="y2", line=step)
         every = -(-int(answer.fleet.replicas.sum()) // 5)
@@ -910,7 +910,7 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         The verdict.
     """
     q, fleet = answer.question, answer.fleet
-    mean = q.traffic.demand.mean
+    mean = q.traffic.mean
     deployment = q.rentable[0].deployment
     return {
         "model": deployment.model.name,
@@ -962,7 +962,7 @@ def _power(answer: CapacityAnswer) -> float | None:
 
 def _joules(answer: CapacityAnswer) -> float | None:
     """Energy of a generated token at the rated power, if that of all GPUs is known. [J]"""
-    tokens, power = sum(g.tokens for g in answer.played.groups), _power(answer)
+    tokens, power = sum(g.outcome.output_tokens for g in answer.played.groups), _power(answer)
     return power * answer.played.duration / tokens if tokens and power is not None else None
 
 
@@ -971,6 +971,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
     fleet, played = answer.fleet, answer.played
     x = fleet.kinds[j]
     d, groups = x.costs.deployment, [g for g in played.groups if g.kind == j]
+    found = [(g.outcome.prefix_hits, len(g.outcome.run.requests)) for g in groups]
     mine = played.kind == j
     asked = len(answer.question.traffic.requests)
     return {
@@ -992,24 +993,33 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
         "usd_per_hour": _paid(answer, j),
         "share_of_requests": float(mine.sum() / asked),
-        "busy_share": _mean([(g.busy, g.count) for g in groups]),
-        "most_running": max((g.most_running for g in groups), default=0),
-        "prefix_hit_share": _mean([(sum(g.hits.values()), g.requests) for g in groups]),
-        "prefix_hits": {
-            name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
-        },
+        "busy_share": _mean([(g.outcome.busy_share, g.count) for g in groups]),
+        "most_running": max((_most_running(g.outcome.run) for g in groups), default=0),
+        "prefix_hit_share": _mean([(sum(hits.values()), n) for hits, n in found]),
+        "prefix_hits": {name: _mean([(hits[name], n) for hits, n in found]) for name in MEMORIES},
         "simulated": _times_row(played, answer.targets, mine),
     }
+
+
+def _most_running(run: Run) -> int:
+    """Sequences that one replica held at once, at most."""
+    p, most = run.progress, 0
+    for r in range(run.replicas.size):
+        mine = (p.replica == r) & (p.status != REFUSED)
+        start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
+        held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")
+        most = max(most, int(held.max(initial=0)))
+    return most
 
 
 def _paid(answer: CapacityAnswer, j: int) -> float:
     """What the replicas of one kind cost; with a schedule the mean of the day. [USD/h]"""
     q, fleet = answer.question, answer.fleet
-    if q.schedule is None:
+    if q.start_up is None:
         return float(fleet.replicas[j] * fleet.kinds[j].rent)
     mine = np.arange(fleet.running.shape[1]) == j
     running, reserved = fleet.running * mine, fleet.reserved * mine
-    return scheduled_cost(fleet.kinds, q.traffic.demand, q.schedule, running, reserved)
+    return scheduled_cost(fleet.kinds, q.traffic.hours, q.start_up, running, reserved)
 
 
 def _kv_tokens(configuration: Configuration) -> int:
@@ -1025,9 +1035,9 @@ def _mean(weighted: list[tuple[float, int]]) -> float:
 
 def _schedule(answer: CapacityAnswer) -> list[Row] | None:
     """Replicas by window; None if they always run."""
-    if answer.question.schedule is None:
+    if answer.question.start_up is None:
         return None
-    hours = np.cumsum(answer.question.traffic.demand.hours)
+    hours = np.cumsum(answer.question.traffic.hours)
     known = name_replicas(answer)
     return [
         {
@@ -1040,7 +1050,7 @@ def _schedule(answer: CapacityAnswer) -> list[Row] | None:
 
 def _alternative(a: OtherFleet, cost: float) -> Row:
     if a.fleet is None:
-        return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
+        return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": NONE}
     return {
         "name": a.label,
         "fleet": a.fleet.name,
@@ -1064,7 +1074,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     """
     extras, said = answer.question.extras, []
     some = [answer.fleet.kinds[j] for j in answer.used]
-    rules = [x.costs.rules for x in some if x.tiers]
+    rules = [x.costs.rules for x in some if x.costs.rules.tiers]
     model, most = some[0].costs.deployment.model, some[0].costs.rules.max_model_len
     lasts = answer.question.traffic.requests.duration
     if 0 < lasts < SHORT_TRACE:
@@ -1077,10 +1087,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         total = left_out + len(answer.question.traffic.requests)
         clause, caution = describe_left_out(left_out, total, model, most)
         said.append(caution or f"Requests that the engine would refuse: {clause.lstrip(', ')}.")
-    q = answer.question
-    none = PlanLimits(np.inf, np.inf, loss=q.largest_loss)
-    each = (x.deployment for x in q.rentable)
-    for name, option in find_unadmitted(each, q.traffic.requests, none, q.admission).items():
+    for name, option in find_unadmitted(answer.question).items():
         said.append(f"{name}, named with --only, was not considered: {option} would admit it.")
     if any(r.host_cache for r in rules):
         said.append(
@@ -1129,7 +1136,7 @@ def _prices(answer: CapacityAnswer) -> list[Row]:
     None with a schedule, as GPUs are not paid all the time then.
     """
     found: list[Row] = []
-    for a in [] if answer.question.schedule else answer.alternatives:
+    for a in answer.alternatives if answer.question.start_up is None else []:
         gpu, alone = a.label.removesuffix(" alone"), a.fleet
         if alone is None or gpu == a.label:
             continue
@@ -1171,7 +1178,7 @@ def _classes(answer: CapacityAnswer) -> list[Row]:
             "prompt": float(traffic.prompt[c]),
             "generate": float(traffic.generate[c]),
             "reuse": float(traffic.reuse[c]),
-            "rate_per_s": float(traffic.demand.mean[c]),
+            "rate_per_s": float(traffic.mean[c]),
             "served_by": {known[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
         }
         for c in range(traffic.classes)
@@ -1269,6 +1276,6 @@ def price_per_million(answer: CapacityAnswer) -> float | None:
     float or None
         The price; None if nothing was generated. [USD]
     """
-    tokens = sum(g.tokens for g in answer.played.groups)
+    tokens = sum(g.outcome.output_tokens for g in answer.played.groups)
     hours = answer.played.duration / 3600
     return answer.fleet.cost * hours / tokens * 1e6 if tokens else None

@@ -41,13 +41,12 @@ def test_classes_and_windows_hold_every_request_once(windows: int) -> None:
     some = requests(windows)
     traffic = traffic_of(some, windows, TARGETS)
     count = np.bincount(traffic.of)
-    demand = traffic.demand
-    per_window = np.bincount(traffic.window, minlength=len(demand.hours))
-    assert len(demand.hours) == (windows or min(24, int(some.duration / 300), 6))
-    assert demand.hours.sum() * 3600 == pytest.approx(some.duration)
-    assert 3600 * demand.hours @ demand.rate == pytest.approx(count)
-    assert 3600 * demand.hours * demand.rate.sum(axis=1) == pytest.approx(per_window)
-    assert demand.mean * some.duration == pytest.approx(count)
+    per_window = np.bincount(traffic.window, minlength=len(traffic.hours))
+    assert len(traffic.hours) == (windows or min(24, int(some.duration / 300), 6))
+    assert traffic.hours.sum() * 3600 == pytest.approx(some.duration)
+    assert 3600 * traffic.hours @ traffic.rate == pytest.approx(count)
+    assert 3600 * traffic.hours * traffic.rate.sum(axis=1) == pytest.approx(per_window)
+    assert traffic.mean * some.duration == pytest.approx(count)
     assert (np.diff(traffic.window) >= 0).all()
     assert traffic.prompt @ count == pytest.approx(some.prompt.sum())
     assert traffic.generate @ count == pytest.approx(some.generate.sum())
@@ -55,17 +54,16 @@ def test_classes_and_windows_hold_every_request_once(windows: int) -> None:
         prompts = some.prompt[traffic.of == c]
         assert len({(p > 500) + (p > 900) for p in prompts}) == 1  # one target for a class
         assert prompts.min() <= traffic.prompt[c] <= prompts.max()
-    parts = [traffic.of_window(w) for w in range(len(demand.hours))]
+    parts = [traffic.of_window(w) for w in range(len(traffic.hours))]
     assert [len(part.requests) for part in parts] == per_window.tolist()
     for w, part in enumerate(parts):
-        assert (part.demand.rate[0] == demand.rate[w]).all() and not part.window.any()
+        assert (part.rate[0] == traffic.rate[w]).all() and not part.window.any()
         assert (part.of == traffic.of[traffic.window == w]).all()
 
 
 def test_more_clients_are_more_of_every_class() -> None:
     traffic = traffic_of(requests(3, 2000), 4, TARGETS)
     twice = traffic.varied(2.0)
-    assert twice.demand.rate == pytest.approx(2 * traffic.demand.rate)
     assert len(twice.requests) == pytest.approx(2 * len(traffic.requests), rel=0.05)
     assert np.bincount(twice.of) / np.bincount(traffic.of) == pytest.approx(2.0, rel=0.3)
     assert twice.window.max() == 3 and traffic.varied() is traffic
@@ -239,6 +237,21 @@ def test_engines_apart_are_one_replica() -> None:
     assert (apart.gpus, apart.engines, apart.sides) == (6, 3, (2, 1))
     kept = _add_memory(apart, 5e9, 0.0, Extras(host=5e9))
     assert kept.host - apart.host == 2 * 10e9  # those that decode keep no prefixes
+
+
+def test_limits_count_the_most_that_they_allow() -> None:
+    one, other = configuration(), configuration()
+    for limits, most in [
+        (FleetLimits(gpus=7), 3),
+        (FleetLimits(gpus=7, gpus_of={"l40s": 5}), 2),
+        (FleetLimits(gpus_of={"h100": 1}), 10**6),
+    ]:
+        assert limits.count_most(one) == most
+        assert limits.allow([one], np.array([most])) and limits.allow(
+            [one, other], np.array([1, 1])
+        )
+        assert most == 10**6 or not limits.allow([one, other], np.array([most, 1]))
+    assert not FleetLimits(configurations=1).allow([one, other], np.array([1, 1]))
 
 
 def test_of_two_fleets_the_cheaper_then_the_plainer_is_better() -> None:

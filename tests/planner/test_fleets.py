@@ -1,21 +1,24 @@
 """The search for fleets: against every fleet played, against itself, and its pieces by hand."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
-import pulp
 import pytest
 
+from kvsim import solver as programmes
 from kvsim.api.fleets import build_question
 from kvsim.api.traffic import read_traffic
+from kvsim.errors import InfeasibleError
 from kvsim.options import Inputs
 from kvsim.planner.fleet import search
 from kvsim.planner.fleet.answer import make_capacity
-from kvsim.planner.fleet.demand import Demand, FleetTargets, traffic_of
-from kvsim.planner.fleet.milp import build_schedule, cheapest_schedule, scheduled_cost
-from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, Schedule
-from kvsim.planner.fleet.search import FleetQuestion, FleetSolver, divide
+from kvsim.planner.fleet.demand import FleetTargets, traffic_of
+from kvsim.planner.fleet.milp import cheapest_schedule, scheduled_cost
+from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, Spread
+from kvsim.planner.fleet.search import FleetSolver, divide
 from kvsim.planner.question import Admission
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
@@ -32,15 +35,11 @@ def few_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "DAYS", 8)
 
 
-def asked(q: CapacityQuestion) -> FleetQuestion:
-    return FleetQuestion(q.targets, q.limits, sure=q.sure, schedule=q.schedule)
-
-
 @pytest.mark.parametrize("seed", [0, 5])
 def test_no_fleet_that_was_played_is_cheaper(seed: int) -> None:
     solver = FleetSolver(question(seed), lambda _: None)
-    found = solver.solve(asked(solver.question))
-    best = cheapest_by_play(solver, asked(solver.question))
+    found = solver.solve(solver.question)
+    best = cheapest_by_play(solver, solver.question)
     assert (found is None) <= (best is None)  # no false no
     assert best is None or (found is not None and found.cost <= 1.02 * best.cost)
 
@@ -58,8 +57,8 @@ def test_pass_budgets_of_every_kind_are_tried(
     given: dict[str, object] = {"model": "mistral-7b", "gpus": "a6000,a100-80g", "tp": "1,2"}
     given |= {"prompt": prompt, "generate": generate, "ttft": ttft, "tpot": "30ms"}
     inputs = Inputs("capacity", given | {"only": "full", "rate": 8, "hours": 0.03})
-    solver = FleetSolver(build_question(inputs, read_traffic(inputs)), lambda _: None)
-    one = FleetQuestion(solver.question.targets, solver.question.limits)
+    one = replace(build_question(inputs, read_traffic(inputs)), sure=0.0)
+    solver = FleetSolver(one, lambda _: None)
     kinds = {(x.name, x.costs.rules.max_tokens): x for k in solver.kinds for x in k.choices}
     known = solver.make_steady(one, *((kinds[name, budget], n) for n, name, budget in cheaper))
     found = solver.solve(one)
@@ -72,7 +71,7 @@ def test_more_cards_to_choose_from_are_never_dearer(seed: int) -> None:
     few, many = question(seed, ("l40s",)), question(seed, ("l40s", "h100", "l4"))
     costs = []
     for q in (few, many):
-        found = FleetSolver(q, lambda _: None).solve(asked(q))
+        found = FleetSolver(q, lambda _: None).solve(q)
         costs.append(np.inf if found is None else found.cost)
     assert costs[1] <= costs[0] * (1 + 1e-9)
 
@@ -91,16 +90,22 @@ def test_what_stands_beside_an_answer_does_not_contradict_it() -> None:
     loads = [answer.at_other_loads[x].fleet for x in (0.5, 1.5, 2.0)]
     costs = [np.inf if x is None else x.cost for x in loads]
     assert costs[0] <= cost <= costs[1] <= costs[2]
-    assert answer.sure.likely["both"] >= 0.8
+    sure, cases = answer.sure.likely["both"], answer.at_load
+    assert sure >= 0.8 and all(x.likely is not None for x in cases.values())
+    likely = [cases[0.5].likely or 0.0, sure, *(cases[x].likely or 0.0 for x in (1.5, 2.0))]
+    assert likely == sorted(likely, reverse=True)
 
 
 def test_a_replica_may_be_lost_and_targets_may_be_impossible() -> None:
-    q = question(3, ("l40s",))
+    q = replace(question(3, ("l40s",)), targets=FleetTargets(6.0, 0.1, 0.95))
     lossy = make_capacity(replace(q, limits=FleetLimits(failures=1)))
     assert lossy.fleet.replicas.sum() >= 2
-    targets = FleetTargets(1e-3, q.targets.tpot, q.targets.share)
-    short = make_capacity(replace(q, targets=targets))
-    assert "cannot be met" in short.shortfall and short.targets.ttft > 1e-3
+    with pytest.raises(InfeasibleError, match=r"TTFT p95 of 1 ms .* try --ttft") as said:
+        make_capacity(replace(q, targets=replace(q.targets, ttft=1e-3)))
+    (near,) = map(float, re.findall(r"--ttft ([\d.]+)s, ", str(said.value)))
+    assert not make_capacity(replace(q, targets=replace(q.targets, ttft=near))).shortfall
+    unsure = make_capacity(replace(q, sure=0.9, spread=Spread(2.0, "given")))
+    assert "with a probability of 90 %; this one reaches" in unsure.shortfall
     few = make_capacity(replace(q, limits=FleetLimits(gpus=1), traffic=q.traffic.varied(20.0)))
     assert "the limits allow a fleet for" in few.shortfall and few.load < 1
 
@@ -113,8 +118,8 @@ def test_a_schedule_is_no_dearer_and_keeps_the_targets() -> None:
         targets, FleetLimits(), Rules(), sure=0.0,
     )  # fmt: skip
     always = FleetSolver(q, lambda _: None)
-    steady = always.solve(asked(q))
-    changing = always.solve(replace(asked(q), schedule=Schedule(5 / 60)))
+    steady = always.solve(q)
+    changing = always.solve(replace(q, start_up=5 / 60))
     assert steady is not None and changing is not None
     assert changing.cost <= steady.cost * (1 + 1e-9)
     assert always.play(changing).meets(targets)
@@ -149,33 +154,33 @@ def kinds() -> list[Configuration]:
     ]
 
 
-DEMAND = Demand(np.array([[1.0], [4.0], [2.0]]), np.array([8.0, 4.0, 12.0]))
+HOURS = np.array([8.0, 4.0, 12.0])
 NEEDED = np.array([[1.0, 0.4], [4.0, 1.4], [2.0, 0.8]])
 
 
-def texts() -> dict[str, pulp.LpProblem]:
-    """Programmes of schedules that golden texts are of."""
-    limits = FleetLimits(gpus=9, gpus_of={"l40s": 3}, power=4000.0, headroom=0.1, failures=1)
-    found = {
-        "schedule": build_schedule(kinds(), DEMAND, Schedule(0.1), NEEDED, FleetLimits()),
-        "schedule_limits": build_schedule(kinds(), DEMAND, Schedule(), NEEDED, limits),
-    }
-    return {name: built.problem for name, built in found.items() if built is not None}
+LIMITS = FleetLimits(gpus=9, gpus_of={"l40s": 3}, power=4000.0, headroom=0.1, failures=1)
 
 
-@pytest.mark.parametrize("name", texts())
-def test_rows_of_schedules_as_text(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "start_up", "limits"),
+    [("schedule", 0.1, FleetLimits()), ("schedule_limits", 0.0, LIMITS)],
+)
+def test_rows_of_schedules_as_text(
+    name: str, start_up: float, limits: FleetLimits, tmp_path: Path
+) -> None:
     file = tmp_path / f"{name}.lp"
-    texts()[name].writeLP(str(file))
+    with patch.object(programmes, "solve", wraps=programmes.solve) as solved:
+        cheapest_schedule(kinds(), HOURS, start_up, NEEDED, limits)
+    solved.call_args.args[0].writeLP(str(file))
     assert file.read_text() == (GOLDEN / f"{name}.lp").read_text()
 
 
 def test_the_cheapest_schedule_is_that_of_all_schedules() -> None:
-    some, schedule = kinds(), Schedule(0.5)
-    found = cheapest_schedule(some, DEMAND, schedule, NEEDED, FleetLimits())
+    some, start_up = kinds(), 0.5
+    found = cheapest_schedule(some, HOURS, start_up, NEEDED, FleetLimits())
     assert found is not None
     running, reserved = found
-    cost = scheduled_cost(some, DEMAND, schedule, running, reserved)
+    cost = scheduled_cost(some, HOURS, start_up, running, reserved)
     assert ((running / NEEDED).sum(axis=1) >= 1 - 1e-9).all()
     best = np.inf
     each = [
@@ -187,5 +192,5 @@ def test_the_cheapest_schedule_is_that_of_all_schedules() -> None:
                 tried = np.array([first, second, third])
                 for kept in range(int(tried[:, 1].min()) + 1):
                     own = np.array([0, kept])
-                    best = min(best, scheduled_cost(some, DEMAND, schedule, tried, own))
+                    best = min(best, scheduled_cost(some, HOURS, start_up, tried, own))
     assert cost == pytest.approx(best, rel=2e-3)

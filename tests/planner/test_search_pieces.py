@@ -13,18 +13,14 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import sensitivity
 from kvsim.planner.alternatives import _in_time, find_waves
-from kvsim.planner.fleet.replica import (
-    NODES_PER_OCTAVE,
-    Classes,
-    _prompt_seconds,
-    group_requests,
-    load_coefficients,
-)
+from kvsim.planner.fleet.demand import traffic_of
+from kvsim.planner.fleet.offers import estimate_replicas
 from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
 from kvsim.planner.table import TableSearch
 from kvsim.prediction.generate import Prediction
-from kvsim.serving.costs import StepCosts, simple_pass_seconds
+from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
+from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
 
@@ -129,35 +125,18 @@ def test_a_row_that_just_meets_its_limits_is_in_time() -> None:
 # estimates of a trace
 
 
-def costs_of(technique: str) -> StepCosts:
+@pytest.mark.parametrize("technique", ["full", "kivi"])
+def test_as_many_replicas_are_estimated_as_are_busy(technique: str) -> None:
+    """The estimate reads prompts and decodes in turn; passes that do both take less time."""
     d = Deployment(load_model("llama3-8b"), load_hardware("a6000"), load_stack("fused"))
     rules = Rules(max_seqs=16, max_tokens=256)
-    return StepCosts(parse(technique), d, rules, 2048, 1024).with_density(NODES_PER_OCTAVE)
-
-
-def test_the_line_of_a_round_goes_through_one_sequence_and_the_most() -> None:
-    """Fixed time and time per sequence of one class, read back at both batches."""
-    requests = Requests(np.arange(10.0), np.full(10, 600), np.full(10, 81))
-    classes = group_requests(requests)
-    assert len(classes.per_s) == 1
-    options = [costs_of("full"), costs_of("kivi")]
-    x = load_coefficients(options, classes)
-    assert x.fixed.shape == (2,) and x.work.shape == x.gpu.shape == (1, 2)
-    for o, costs in enumerate(options):
-        seats = 10 / 9 * 80
-        assert x.seats[0, o] == pytest.approx(seats)
-        prompts = 10 / 9 * float(_prompt_seconds(costs, np.array([600.0]))[0])
-        each = (float(x.work[0, o]) - prompts) / seats
-        for batch in (1, 16):
-            (took,) = simple_pass_seconds(costs.tables, batch=batch, context=np.array([640.5]))
-            assert x.fixed[o] + batch * each == pytest.approx(took, rel=1e-9)
-        cached = costs.tables.gpu_bytes[int(np.ceil(640.5 / costs.rules.block_tokens))]
-        assert x.gpu[0, o] == pytest.approx(seats * float(cached))
-        assert x.room[o] == costs.capacity
-        most = max(costs.tables.gpu_bytes[-1], costs.tables.prompt_bytes[-1])
-        assert x.longest[o] == most  # a prompt may be kept before it is packed
-
-
-def test_a_class_decodes_all_tokens_but_the_first() -> None:
-    one = Classes(np.ones(1), np.array([5.0]), np.array([2.0]), np.zeros(1, np.int64))
-    assert one.decoded_per_s.tolist() == [8.0]
+    costs = StepCosts(parse(technique), d, rules, 2048, 1024)
+    requests = Requests(np.arange(200) / 10, np.full(200, 600), np.full(200, 81))
+    traffic = traffic_of(requests, 1)
+    (needed,) = estimate_replicas(costs, traffic, np.inf)
+    at_once = replace(requests, arrival=np.zeros(200))
+    busy = simulate(at_once, costs, 1).progress.last.max() / requests.duration
+    assert busy <= needed <= 1.5 * busy
+    (stricter,) = estimate_replicas(costs, traffic, 0.05)
+    (never,) = estimate_replicas(costs, traffic, 0.001)  # below a round of one sequence
+    assert stricter >= needed and never == np.inf

@@ -12,7 +12,7 @@ from kvsim.models.configs import load_model
 from kvsim.planner.fleet.demand import FleetTargets, traffic_of
 from kvsim.planner.fleet.offers import CapacityQuestion, FleetLimits, Rentable
 from kvsim.planner.fleet.play import Fleet
-from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+from kvsim.planner.fleet.search import FleetSolver
 from kvsim.planner.question import Admission
 from kvsim.serving.rules import Rules
 from kvsim.traces.read import load
@@ -64,7 +64,7 @@ def _plain(requests: Requests) -> Requests:
     return replace(requests, arrival=arrival, block_ids=None, block_start=None, block_tokens=0)
 
 
-def cheapest_by_play(solver: FleetSolver, asked: FleetQuestion) -> Fleet | None:
+def cheapest_by_play(solver: FleetSolver, asked: CapacityQuestion) -> Fleet | None:
     """The cheapest fleet of all: every kind, budget and count, and every pair with some counts."""
     fleets = [
         solver.make_steady(asked, (x, n))

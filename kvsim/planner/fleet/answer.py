@@ -1,8 +1,9 @@
 """``kvsim capacity``: the fleet for some traffic, what it is compared with, and what limits it.
 
 The answer and all that stands beside it come from one `FleetSolver.solve` with changed questions.
-Where the targets cannot be met at all, they are loosened to the nearest that can; where the limits
-allow no fleet for the whole load, it is reduced to what they allow.
+Where no fleet is as sure as asked, the most certainty that one has is looked for, and where the
+limits allow none for the whole load, the largest part of it. Targets that no fleet can meet are
+refused with the nearest that one can.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,9 @@ from kvsim.planner.fleet.demand import FleetTargets, as_time
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
-from kvsim.planner.fleet.search import (
-    Certainty,
-    FleetQuestion,
-    FleetSolver,
-    costs_as,
-)
+from kvsim.planner.fleet.search import NEARLY, Certainty, FleetSolver, costs_as
 
-TARGET_ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
+TARGET_ROOM = 1.2  # times what is reached with hardly any load: a target that a few replicas meet
 TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
 OTHER_LOADS = (0.5, 1.5, 2.0)
 PLAYS_TO_ANSWER = 4.0  # of each kind of replica until the fleet is found, about
@@ -32,8 +28,7 @@ ANSWER_SHARE = 0.35  # of all time until then, about
 TIME_OF, AFTERWARDS = {f"for {x:g} times the load": 4.0 * x for x in OTHER_LOADS}, 3.0
 """Time of comparisons with other loads, and of what follows them, over that of the others."""
 NOTICED = 0.2  # of the probabilities at larger loads together: less may be chance
-LESS_SURE = (0.75, 0.5, 0.0)  # tried in turn where no fleet is as sure as asked
-LOAD_HALVINGS = 7  # of the load that limits allow
+HALVINGS = {"sure": 3, "load": 7}  # of what is reduced until some fleet does
 NONE = "none meets the targets"
 ONE_KIND, FULL_KV, STRETCH = "one kind of replica", "full KV", "this trace, times as predicted"
 NO_MEMORY, NO_POOLS = "GPU memory alone for prefixes", "no prefill apart"
@@ -41,11 +36,10 @@ NO_MEMORY, NO_POOLS = "GPU memory alone for prefixes", "no prefill apart"
 
 @frozen
 class OtherFleet:
-    """A fleet for a changed question; None if there is none, with the reason."""
+    """A fleet for a changed question; None if none meets the targets."""
 
     label: str
     fleet: Fleet | None
-    reason: str = ""
 
 
 @frozen
@@ -74,9 +68,9 @@ class CapacityAnswer:
     Attributes
     ----------
     shortfall
-        Why what was asked is not met; empty if it is. The fleet is then for `targets` and `load`.
-    targets, load
-        What the fleet meets, and how much of the trace's load.
+        Why what was asked is not met; empty if it is. The fleet is then for `load`.
+    load
+        How much of the trace's load the fleet serves.
     kinds, alone
         Every kind of replica that was considered, and how many of each are always busy.
     played, at_load, after_loss
@@ -96,7 +90,6 @@ class CapacityAnswer:
 
     question: CapacityQuestion
     shortfall: str
-    targets: FleetTargets
     load: float
     kinds: Sequence[ReplicaKind]
     alone: Sequence[float]
@@ -113,6 +106,11 @@ class CapacityAnswer:
     plays: int
 
     @property
+    def targets(self) -> FleetTargets:
+        """What the fleet keeps."""
+        return self.question.targets
+
+    @property
     def used(self) -> list[int]:
         """Kinds of which the fleet has replicas."""
         return [int(j) for j in np.flatnonzero(self.fleet.replicas)]
@@ -123,8 +121,8 @@ def make_capacity(
 ) -> CapacityAnswer:
     """Find the cheapest fleet that meets the targets when it plays the trace.
 
-    Where no fleet does, the targets are loosened to the best there is, or the load is reduced to
-    what the limits allow, and the answer says so.
+    Where no fleet is as sure as asked, or the limits allow none for the whole load, the fleet is
+    for what can be had, and the answer says so.
 
     Parameters
     ----------
@@ -138,7 +136,7 @@ def make_capacity(
     InputError
         If the model fits on none of the GPUs.
     InfeasibleError
-        If the limits leave no fleet at all.
+        If no fleet meets the targets, or the limits leave none at all.
     """
     solver = FleetSolver(question, lambda text: tell(text, 0.0))
     share, part, before = 0.0, ANSWER_SHARE, 0  # of all time: what is done, and what comes next
@@ -150,10 +148,7 @@ def make_capacity(
     solver.tell = tell_share
     doubled = (question.targets.times(name, TARGET_FACTOR) for name in ("ttft", "tpot"))
     solver.judged += [x for x in doubled if x != question.targets]
-    asked = FleetQuestion(
-        question.targets, question.limits, sure=question.sure, schedule=question.schedule
-    )
-    asked, chosen, shortfall = _answer(solver, asked)
+    asked, chosen, shortfall = _answer(solver, question)
     rows = _changed(solver, asked, chosen)
     solver.judged = list({x.targets for x in (asked, *rows.values())})
     share, answered = ANSWER_SHARE, solver.plays
@@ -186,25 +181,26 @@ def make_capacity(
             found[label] = best if solver.keeps(best, rows[label]) else fleet
     at_sellers = _reprice(solver, asked, best)
     sure = solver.certainty(best, asked, chosen=True)
-    at_load = {x: _try(solver, best, case) for x, case in cases.items()}
-    for x, case in at_load.items():
-        if x < 1:  # what carries the whole carries a part, whatever days are drawn
-            likely = None if case.likely is None else max(case.likely, sure.likely["both"])
-            at_load[x] = replace(case, likely=likely, met=True)
+    at_load, most = dict[float, WhatIf](), sure.likely["both"]
+    for x, case in cases.items():  # what carries more carries less, whatever days are drawn
+        tried = _try(solver, best, case)
+        if tried.likely is not None:
+            likely = max(tried.likely, most) if x < 1 else min(tried.likely, most)
+            tried, most = replace(tried, likely=likely), min(likely, most)
+        at_load[x] = replace(tried, met=tried.met or x < 1)
     return CapacityAnswer(
         question=question,
         shortfall=shortfall,
-        targets=asked.targets,
         load=asked.load,
         kinds=solver.kinds,
         alone=[solver.known_busy(kind) * asked.load for kind in solver.kinds],
         fleet=best,
         played=solver.play(best, asked.load),
         at_load=at_load,
-        after_loss=_try_losses(solver, replace(asked, limits=alone), best),
-        alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
-        limits=[OtherFleet(x, found[x], NONE) for x in rows if x not in others and x not in loads],
-        at_other_loads={x: OtherFleet(y, found[y], NONE) for y, x in loads.items()},
+        after_loss=_try_losses(solver, replace(asked, limits=alone), best, sure.likely["both"]),
+        alternatives=[OtherFleet(x, found[x]) for x in rows if x in others],
+        limits=[OtherFleet(x, found[x]) for x in rows if x not in others and x not in loads],
+        at_other_loads={x: OtherFleet(y, found[y]) for y, x in loads.items()},
         at_sellers=at_sellers,
         sure=sure,
         bound=solver.bound(asked, best),
@@ -212,7 +208,7 @@ def make_capacity(
     )
 
 
-def _reprice(solver: FleetSolver, asked: FleetQuestion, best: Fleet) -> dict[str, Fleet]:
+def _reprice(solver: FleetSolver, asked: CapacityQuestion, best: Fleet) -> dict[str, Fleet]:
     """The cheapest of the fleets found for any question, at the prices of each other seller."""
     sellers = solver.question.sellers
     fleets = [x for x in solver.fleets if sellers and solver.allows(x, asked)]
@@ -226,85 +222,87 @@ def _reprice(solver: FleetSolver, asked: FleetQuestion, best: Fleet) -> dict[str
 
 
 def _sold(
-    fleet: Fleet, prices: Mapping[str, float], solver: FleetSolver, asked: FleetQuestion
+    fleet: Fleet, prices: Mapping[str, float], solver: FleetSolver, asked: CapacityQuestion
 ) -> Fleet:
     """A fleet at other prices of one GPU."""
     kinds = tuple(replace(x, price=prices.get(x.gpu, inf) * x.gpus) for x in fleet.kinds)
-    used = zip(fleet.replicas, kinds, strict=True)
-    cost = float(sum(n * x.rent for n, x in used if n))
-    if asked.schedule is not None:
-        demand = solver.question.traffic.demand
-        cost = scheduled_cost(kinds, demand, asked.schedule, fleet.running, fleet.reserved)
-    return replace(fleet, kinds=kinds, cost=cost)
+    fleet = replace(fleet, kinds=kinds)
+    cost = fleet.total("rent")
+    if asked.start_up is not None:
+        hours = solver.question.traffic.hours
+        cost = scheduled_cost(kinds, hours, asked.start_up, fleet.running, fleet.reserved)
+    return replace(fleet, cost=cost)
 
 
 def _load_label(times: float) -> str:
     return f"for {times:g} times the load"
 
 
-def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, Fleet, str]:
+def _answer(solver: FleetSolver, asked: CapacityQuestion) -> tuple[CapacityQuestion, Fleet, str]:
     """The fleet for a question, or for the nearest one that has an answer, and why that."""
-    found = solver.solve(asked)
+    if _nearest(solver, asked)[1].measure_excess(asked.targets).both > NEARLY:
+        raise InfeasibleError(_describe_unreachable(solver, asked))
+    found, said = solver.solve(asked), list[str]()
     if found is not None:
         return asked, found, ""
-    shortfall = ""
-    free = replace(asked, limits=FleetLimits(), schedule=None)
-    bound = asked.limits != FleetLimits()
-    if not bound or solver.solve(free) is None:
-        asked, found, shortfall = _answer_less_surely(solver, asked)
-        if found is None:
-            targets, shortfall = _reachable_targets(solver, asked)
-            asked = replace(asked, targets=targets)
-            found = solver.solve(asked)
-        if found is None and asked.sure:  # what one day reaches, not every day does
-            asked = replace(asked, sure=0.0)
-            found = solver.solve(asked)
-            shortfall += "; that is for the trace as it is, with times as predicted"
-    low, high, best = 0.0, asked.load, found
-    for _ in range(LOAD_HALVINGS if best is None else 0):
-        middle = (low + high) / 2
-        solver.tell(f"within the limits at {100 * middle:.0f} % of the load")
-        some = None
-        if len(solver.traffic(middle).requests):
-            some = solver.solve(replace(asked, load=middle))
-        low, high = (middle, high) if some is not None else (low, middle)
-        best = some or best
-    if best is None:
-        names = list(relaxed_limits(asked.limits))
-        what = f"even {100 * high:.1f} % of the traffic within the targets"
-        raise InfeasibleError(
-            f"the limits leave no fleet for {what}; loosen {' or '.join(names)}"
-            if names
-            else f"no fleet was found for {what}; allow other GPUs, more of them in a "
-            "replica (--tp), or longer times"
+    free = replace(asked, limits=FleetLimits(), start_up=None)
+    limited = asked.limits != free.limits
+    if not limited or solver.solve(free) is None:
+        less = _find_most(solver, free, "sure")
+        if less is None:
+            raise InfeasibleError(_describe_unreachable(solver, asked))
+        wanted, asked = asked.sure, replace(asked, sure=less[0].sure)
+        found = solver.solve(asked)
+        reached = solver.certainty(found or less[1], asked, chosen=True).likely["both"]
+        said.append(
+            f"no fleet within the limits meets the targets with a probability of {100 * wanted:g} "
+            f"%; this one reaches {100 * reached:.0f} %"
         )
     if found is None:
-        asked = replace(asked, load=low)
-        reason = f"the limits allow a fleet for {100 * low:.0f} % of the trace's load"
-        shortfall = f"{shortfall}; {reason}" if shortfall else reason
-    return asked, best, shortfall
-
-
-def _answer_less_surely(
-    solver: FleetSolver, asked: FleetQuestion
-) -> tuple[FleetQuestion, Fleet | None, str]:
-    """The fleet where only the probability cannot be met, and why that; None if there is none."""
-    some = (k.choices[0] for k in solver.kinds if asked.only(k.choices[0]))
-    able = any(solver.at_rest(x).measure_excess(asked.targets).both <= 1 for x in some)
-    for sure in (x for x in LESS_SURE if able and x < asked.sure):
-        less = replace(asked, sure=sure)
-        found = solver.solve(less)
-        if found is not None:
-            reached = solver.certainty(found, less, chosen=True).likely["both"]
-            why = (
-                f"no fleet within the limits meets the targets with a probability of "
-                f"{100 * asked.sure:g} %; this one reaches {100 * reached:.0f} %"
+        part = _find_most(solver, asked, "load")
+        if part is None:
+            names = list(relaxed_limits(asked.limits))
+            raise InfeasibleError(
+                "the limits leave no fleet for even "
+                f"{100 * asked.load / 2 ** HALVINGS['load']:.1f} % of the traffic within the "
+                f"targets; loosen {' or '.join(names)}"
             )
-            return less, found, why
-    return asked, None, ""
+        asked, found = part
+        said.append(f"the limits allow a fleet for {100 * asked.load:.0f} % of the trace's load")
+    return asked, found, "; ".join(said)
 
 
-def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[str, FleetQuestion]:
+def _find_most(
+    solver: FleetSolver, asked: CapacityQuestion, name: str
+) -> tuple[CapacityQuestion, Fleet] | None:
+    """The largest part of what is asked that some fleet does, by halves; None if none does any.
+
+    Parameters
+    ----------
+    name
+        What is reduced: ``sure``, which may be 0, or ``load``.
+    """
+    low, high, best = 0.0, getattr(asked, name), None
+    if name == "sure":
+        least = replace(asked, sure=0.0)
+        if (fleet := solver.solve(least)) is None:
+            return None
+        best = least, fleet
+    for _ in range(HALVINGS[name]):
+        middle = (low + high) / 2
+        solver.tell(f"with {100 * middle:.0f} % of the {'load' if name == 'load' else 'certainty'}")
+        some = replace(asked, **{name: middle})
+        found = solver.solve(some) if len(solver.traffic(some.load).requests) else None
+        if found is None:
+            high = middle
+        else:
+            low, best = middle, (some, found)
+    return best
+
+
+def _changed(
+    solver: FleetSolver, asked: CapacityQuestion, chosen: Fleet
+) -> dict[str, CapacityQuestion]:
     """Every other question whose answer stands beside the fleet, by its label."""
     rows = _comparisons(solver, asked)
     whole = "" if asked.load == 1 else "the whole trace "
@@ -324,16 +322,16 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
     return rows
 
 
-def _comparisons(solver: FleetSolver, asked: FleetQuestion) -> dict[str, FleetQuestion]:
+def _comparisons(solver: FleetSolver, asked: CapacityQuestion) -> dict[str, CapacityQuestion]:
     """Questions about other kinds of fleet for the same traffic."""
-    rows: dict[str, FleetQuestion] = {}
+    rows: dict[str, CapacityQuestion] = {}
     if asked.limits.configurations > 1:
         rows[ONE_KIND] = replace(asked, limits=replace(asked.limits, configurations=1))
     some = [k.choices[0] for k in solver.kinds]
     if any(x.technique != "full" for x in some) and any(x.technique == "full" for x in some):
         rows[FULL_KV] = replace(asked, only=lambda x: x.technique == "full")
-    if any(x.tiers for x in some):
-        rows[NO_MEMORY] = replace(asked, only=lambda x: not x.tiers)
+    if any(x.costs.rules.tiers for x in some):
+        rows[NO_MEMORY] = replace(asked, only=lambda x: not x.costs.rules.tiers)
     if any(x.apart for x in some):
         rows[NO_POOLS] = replace(asked, only=lambda x: x.apart is None)
     gpus = list(dict.fromkeys(k.gpu for k in solver.kinds))
@@ -371,46 +369,54 @@ def relaxed_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
     return found
 
 
-def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetTargets, str]:
-    """The nearest targets that some kind of replica meets with hardly any load, and in words."""
-    solver.tell("looking for targets that can be met")
-    kinds = [k for k in solver.kinds if asked.only(k.choices[0])]
-    each = [solver.at_rest(kind.choices[0]) for kind in kinds]
-    nearest = min(range(len(kinds)), key=lambda i: each[i].measure_excess(asked.targets).both)
-    best, replica = each[nearest], kinds[nearest].choices[0].name
-    if best.measure_excess(asked.targets).both == inf:
-        r = solver.question.traffic.requests
-        raise InfeasibleError(
+def _nearest(solver: FleetSolver, asked: CapacityQuestion) -> tuple[Configuration, Played]:
+    """The replica that comes nearest to the targets with hardly any load; the first that does."""
+    best, least = None, inf
+    for kind in (k for k in solver.kinds if asked.only(k.choices[0])):
+        for x in kind.choices:
+            played = solver.at_rest(x)
+            over = played.measure_excess(asked.targets).both
+            if best is None or over < least:
+                best, least = (x, played), over
+            if least <= 1:
+                return x, played
+    assert best is not None
+    return best
+
+
+def _describe_unreachable(solver: FleetSolver, asked: CapacityQuestion) -> str:
+    """Why no fleet meets the targets, with the nearest ones that some fleet meets."""
+    replica, played = _nearest(solver, asked)
+    over, share = played.measure_excess(asked.targets).both, asked.targets.share
+    requests = solver.question.traffic.requests
+    if over == inf:
+        return (
             "no kind of replica can serve all requests: those of up to "
-            f"{int((r.prompt + r.generate).max()):,} tokens are refused, larger than the KV cache; "
-            "more GPUs (--tp), larger ones (--gpus) or narrower --weights"
+            f"{int((requests.prompt + requests.generate).max()):,} tokens are refused, larger than "
+            "the KV cache; more GPUs (--tp), larger ones (--gpus) or narrower --weights"
         )
-    longest = int(solver.question.traffic.requests.prompt.max())
-    said, changed = [], {x.above: x for x in asked.targets.classes}
-    for rows, target in best.by_class(asked.targets):
-        reached = best.reached(asked.targets.share, rows)
+    slower = solver.slowest(replica, asked) * TARGET_ROOM
+    missed, longer = list[str](), list[str]()
+    for rows, target in played.by_class(asked.targets):
+        reached = played.reached(share, rows)
+        above = f" for prompts above {target.above:,} tokens" if target.above else ""
         for name in ("ttft", "tpot"):
             wanted, value = getattr(target, name), getattr(reached, name)
             if value > wanted:
-                p = f"p{100 * asked.targets.share:g}"
-                above = f" for prompts above {target.above:,} tokens" if target.above else ""
-                said.append(
-                    f"{name.upper()} {p} of {as_time(wanted)}{above} cannot be met by any fleet "
-                    f"(prompts have up to {longest:,} tokens): {replica} comes nearest to all "
-                    f"targets with {as_time(value)} and hardly any load"
-                )
-            mine = changed[target.above]
-            longer = max(wanted, TARGET_ROOM * value)
-            changed[target.above] = replace(mine, **{name: longer})
-    targets = asked.targets.changed(lambda x: changed[x.above])
-    beyond = max(best.measure_excess(targets).both, 1.0)  # more may miss either than one
-    targets = targets.times("ttft", beyond).times("tpot", beyond)
-    why = "; ".join(said) or "no fleet that was tried meets the targets"
-    return targets, f"{why}; the targets were relaxed"
+                said = f"{name.upper()} p{100 * share:g} of {as_time(wanted)}{above}"
+                missed.append(f"{said} (at least {as_time(value)})")
+                reachable = as_time(float(f"{slower * value:.2g}")).replace(" ", "")
+                longer.append(f"--{name} {reachable}{above}")
+    if not missed:
+        return "no fleet that was tried meets the targets; allow other GPUs or longer times"
+    return (
+        f"no fleet meets {' or '.join(missed)}, which {replica.name} takes with hardly any load; "
+        f"try {' '.join(longer)}, or other GPUs"
+    )
 
 
 def _with_most_headroom(
-    solver: FleetSolver, asked: FleetQuestion, larger: Sequence[FleetQuestion], best: Fleet
+    solver: FleetSolver, asked: CapacityQuestion, larger: Sequence[CapacityQuestion], best: Fleet
 ) -> Fleet:
     """Of the fleets that cost as much, the one that larger loads are likeliest kept by.
 
@@ -419,34 +425,36 @@ def _with_most_headroom(
     """
     same = [x for x in solver.fleets if costs_as(x, best) and x is not best]
     same = [best, *(x for x in same if solver.allows(x, asked) and solver.keeps(x, asked))]
-
-    def likely(fleet: Fleet, question: FleetQuestion) -> float:
-        if not asked.sure:
-            return float(solver.keeps(fleet, question))
-        return solver.certainty(fleet, question).likely["both"]
-
-    def headroom(fleet: Fleet) -> float:
-        return sum(likely(fleet, x) for x in larger)
-
     if len(same) == 1:
         return best
+
+    def likely(fleet: Fleet, *questions: CapacityQuestion) -> float:
+        """Probabilities of several questions together."""
+        if not asked.sure:
+            return float(sum(solver.keeps(fleet, x) for x in questions))
+        return sum(solver.certainty(fleet, x).likely["both"] for x in questions)
+
     plain = min(same, key=lambda x: x.complexity)
     same = [x for x in same if likely(x, asked) >= likely(plain, asked)]
-    return min(same, key=lambda x: (-round(headroom(x) / NOTICED), x.complexity))
+    return min(same, key=lambda x: (-round(likely(x, *larger) / NOTICED), x.complexity))
 
 
-def _try(solver: FleetSolver, fleet: Fleet, question: FleetQuestion) -> WhatIf:
+def _try(solver: FleetSolver, fleet: Fleet, question: CapacityQuestion) -> WhatIf:
     """A fleet that another question is asked of."""
     likely = solver.certainty(fleet, question).likely["both"] if question.sure else None
     return WhatIf(solver.play(fleet, question.load), likely, solver.keeps(fleet, question))
 
 
-def _try_losses(solver: FleetSolver, asked: FleetQuestion, fleet: Fleet) -> dict[int, WhatIf]:
+def _try_losses(
+    solver: FleetSolver, asked: CapacityQuestion, fleet: Fleet, most: float
+) -> dict[int, WhatIf]:
     """The fleet without one replica of each kind; a fleet of one has none to lose."""
     lost = {}
     for j in np.flatnonzero(fleet.replicas):
         left = fleet.running.copy()
         left[:, j] = np.maximum(left[:, j] - 1, 0)
         if left.any(axis=1).all():
-            lost[int(j)] = _try(solver, solver.fleet(fleet.kinds, left, asked), asked)
+            tried = _try(solver, solver.fleet(fleet.kinds, left, asked), asked)
+            likely = None if tried.likely is None else min(tried.likely, most)
+            lost[int(j)] = replace(tried, likely=likely)
     return lost

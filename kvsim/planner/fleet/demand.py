@@ -5,7 +5,6 @@ is cut into windows of equal length. All that the programme reads of a trace are
 classes in the windows; the simulation plays the requests themselves.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.fleet.replica import group_requests
 from kvsim.traces.requests import Requests
 from kvsim.traces.resample import draw_day, scale_clients
 from kvsim.traces.statistics import leading_hits
@@ -81,14 +79,10 @@ class FleetTargets:
         tpot = np.array([x.tpot for x in self.classes])
         return ttft[mine], tpot[mine]
 
-    def changed(self, to: Callable[[ClassTarget], ClassTarget]) -> "FleetTargets":
-        """The same with other targets in each class."""
-        first, *longer = map(to, self.classes)
-        return replace(self, ttft=first.ttft, tpot=first.tpot, longer=tuple(longer))
-
     def times(self, name: str, factor: float) -> "FleetTargets":
-        """The same with TTFT or TPOT so many times as long."""
-        return self.changed(lambda x: replace(x, **{name: factor * getattr(x, name)}))
+        """The same with TTFT or TPOT so many times as long in each class."""
+        own, *longer = (replace(x, **{name: factor * getattr(x, name)}) for x in self.classes)
+        return replace(self, ttft=own.ttft, tpot=own.tpot, longer=tuple(longer))
 
 
 def as_time(seconds: float) -> str:
@@ -96,40 +90,16 @@ def as_time(seconds: float) -> str:
     return f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"
 
 
-# rates
-
-Counts = NDArray[np.int64]
-
-
-@frozen
-class Demand:
-    """How many requests of each class arrive in each window of the day.
-
-    Attributes
-    ----------
-    rate
-        Requests per second. (w, c) [1/s]
-    hours
-        How long each window lasts. (w,) [h]
-    """
-
-    rate: Array
-    hours: Array
-
-    @property
-    def mean(self) -> Array:
-        """Requests per second over all windows. (c,) [1/s]"""
-        return np.asarray(self.hours @ self.rate / self.hours.sum())
-
-
 # traces
 
+Counts = NDArray[np.int64]
 MAX_WINDOWS = 24
 MIN_WINDOW_SECONDS = 300.0  # of a window [s]
 MIN_WINDOW_REQUESTS = 100  # requests in a window, on average
 # Share of a prompt that other requests had before, from which it counts as reused.
 REUSED_SHARE = 0.5
 RARE_CLASS = 20  # requests; a class of fewer is part of its neighbour
+CLASSES_PER_AXIS = 3  # classes by prompt, and of each of those by generated tokens
 BLOCKS_OF_REQUEST = 12  # prefix blocks that take as long to play as a request without any
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # multiples of the golden ratio fill an interval most evenly
 
@@ -160,8 +130,8 @@ class Traffic:
         The first turn of each request's session, itself where it is none. (n,)
     prompt, generate, reuse
         Of each class: mean lengths [tokens], and the share of its prompts seen before. (c,)
-    demand
-        Rates by window and class.
+    hours
+        How long each window lasts. (w,) [h]
     """
 
     requests: Requests
@@ -171,7 +141,20 @@ class Traffic:
     prompt: Array
     generate: Array
     reuse: Array
-    demand: Demand
+    hours: Array
+
+    @property
+    def rate(self) -> Array:
+        """Requests per second by window and class. (w, c) [1/s]"""
+        shape = len(self.hours), self.classes
+        place = np.ravel_multi_index((self.window, self.of), shape)
+        count = np.bincount(place, minlength=shape[0] * shape[1]).reshape(shape)
+        return np.asarray(count / (3600 * self.hours[:, None]))
+
+    @property
+    def mean(self) -> Array:
+        """Requests per second by class, over all windows. (c,) [1/s]"""
+        return np.asarray(self.hours @ self.rate / self.hours.sum())
 
     @property
     def classes(self) -> int:
@@ -199,26 +182,22 @@ class Traffic:
             rows = rows[drawn]
         if some is self.requests:
             return self
-        windows = len(self.demand.hours)
-        width = 3600 * float(self.demand.hours[0])
-        window = np.minimum((some.arrival / width).astype(np.int64), windows - 1)
-        demand = Demand(self.demand.rate * load, self.demand.hours)
+        width, last = 3600 * float(self.hours[0]), len(self.hours) - 1
+        window = np.minimum((some.arrival / width).astype(np.int64), last)
         of, session = self.of[rows], some.sessions
-        return replace(
-            self, requests=some, of=of[session], window=window, session=session, demand=demand
-        )
+        return replace(self, requests=some, of=of[session], window=window, session=session)
 
     def of_window(self, index: int) -> "Traffic":
         """The requests of one window, when they arrive; turns without their parents are first."""
         rows = np.flatnonzero(self.window == index)
-        requests, mine = self.requests.take(rows), slice(index, index + 1)
+        requests = self.requests.take(rows)
         return replace(
             self,
             requests=requests,
             of=self.of[rows],
             window=np.zeros(len(rows), np.int64),
             session=requests.sessions,
-            demand=Demand(self.demand.rate[mine], self.demand.hours[mine]),
+            hours=self.hours[index : index + 1],
         )
 
     def dispatched(self, share: Array) -> NDArray[np.int64]:
@@ -253,7 +232,7 @@ def traffic_of(
     windows : how many; 0: as many as are long enough and have requests enough.
     targets : prompts whose targets differ are of different classes.
     """
-    of, session = group_requests(requests).of, requests.sessions
+    of, session = _group_requests(requests), requests.sessions
     if targets is not None and targets.longer:
         parts = len(targets.classes) * of + targets.classify(requests.prompt)
         of = np.unique(parts, return_inverse=True)[1].astype(np.int64)
@@ -263,34 +242,49 @@ def traffic_of(
         of = _merge_rare_classes(2 * of + (reused >= REUSED_SHARE))
     of = _classes_of_sessions(of, session, requests.prompt)
     count = np.bincount(of)
-    duration = (
-        requests.duration or MIN_WINDOW_SECONDS
-    )  # requests that come at once are no load for long
+    duration = requests.duration or MIN_WINDOW_SECONDS  # all at once are no load for long
     if not windows:
         by_time, by_count = int(duration / MIN_WINDOW_SECONDS), len(requests) // MIN_WINDOW_REQUESTS
         windows = max(min(MAX_WINDOWS, by_time, by_count), 1)
     width = duration / windows
     window = np.minimum((requests.arrival - requests.arrival[0]) / width, windows - 1)
-    window = window.astype(np.int64)
-    rate = np.zeros((windows, len(count)))
-    np.add.at(rate, (window, of), 1 / width)
     return Traffic(
         requests=requests,
         of=of,
-        window=window,
+        window=window.astype(np.int64),
         session=session,
         prompt=np.bincount(of, requests.prompt) / count,
         generate=np.bincount(of, requests.generate) / count,
         reuse=np.bincount(of, reused) / count,
-        demand=Demand(rate, np.full(windows, width / 3600)),
+        hours=np.full(windows, width / 3600),
     )
+
+
+def _group_requests(requests: Requests) -> NDArray[np.int64]:
+    """Prompts in parts of equally many tokens, and each part again by generated tokens. (n,)"""
+    prompts = _token_parts(requests.prompt)
+    of = np.zeros(len(requests), np.int64)
+    for part in range(CLASSES_PER_AXIS):
+        rows = np.flatnonzero(prompts == part)
+        of[rows] = part * CLASSES_PER_AXIS + _token_parts(requests.generate[rows])
+    return np.unique(of, return_inverse=True)[1].astype(np.int64)
+
+
+def _token_parts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Parts 0, 1, ... of equally many tokens, the shortest first; equal lengths stay together."""
+    if not lengths.size:
+        return np.zeros(0, np.int64)
+    ordered = np.sort(lengths)
+    share = np.cumsum(ordered) / ordered.sum()
+    first = np.searchsorted(ordered, lengths, side="left")
+    before = np.where(first > 0, share[first - 1], 0.0)
+    return np.minimum((before * CLASSES_PER_AXIS).astype(np.int64), CLASSES_PER_AXIS - 1)
 
 
 def _merge_rare_classes(of: NDArray[np.int64]) -> NDArray[np.int64]:
     """Classes numbered 0, 1, ...; the rare ones join their twin that differs in reuse alone."""
     count = np.bincount(of)
-    rare = (count < RARE_CLASS) & (np.arange(len(count)) >= 0)
-    of = np.where(rare[of] & (of % 2 == 1), of - 1, of)
+    of = np.where((count < RARE_CLASS)[of] & (of % 2 == 1), of - 1, of)
     return np.unique(of, return_inverse=True)[1].astype(np.int64)
 
 

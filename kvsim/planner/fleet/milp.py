@@ -18,18 +18,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvsim import solver
-from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.fleet.demand import Counts, Demand
-from kvsim.planner.fleet.offers import Configuration, FleetLimits, Schedule
+from kvsim.planner.fleet.demand import Counts
+from kvsim.planner.fleet.offers import Configuration, FleetLimits
 
 SOLVER_GAP, SOLVER_SECONDS = 1e-3, 10.0  # relative, and what it may take [s]
 
 
 def scheduled_cost(
     kinds: Sequence[Configuration],
-    demand: Demand,
-    schedule: Schedule,
+    hours: Array,
+    start_up: float,
     running: Counts,
     reserved: Counts,
 ) -> float:
@@ -39,50 +38,41 @@ def scheduled_cost(
     ----------
     kinds
         Kinds of replica.
-    demand
-        Says how long windows last.
-    schedule
-        Says what a start costs.
+    hours
+        How long each window lasts. (w,) [h]
+    start_up
+        Time that a replica is paid for before it serves. [h]
     running
         By window and kind. (w, j)
     reserved
         Of each kind, paid always. (j,)
     """
     price, kept = (np.array([getattr(x, n) for x in kinds]) for n in ("price", "reserved"))
-    day = float(demand.hours.sum())
+    day = float(hours.sum())
     demanded = np.maximum(running - reserved, 0)
     started = np.maximum(demanded - np.roll(demanded, 1, axis=0), 0).sum(axis=0)
-    hours = demand.hours @ demanded + schedule.start_up * started
-    some, always = hours > 0, reserved > 0
-    return float(hours[some] @ price[some] / day + reserved[always] @ kept[always])
+    paid = hours @ demanded + start_up * started
+    some, always = paid > 0, reserved > 0
+    return float(paid[some] @ price[some] / day + reserved[always] @ kept[always])
 
 
-@frozen
-class ScheduleProgramme:
-    """The programme, and the variables that an answer is read from, by window and kind."""
-
-    problem: solver.Problem
-    reserved: dict[int, solver.Variable]
-    demanded: dict[tuple[int, int], solver.Variable]
-
-
-def build_schedule(
+def cheapest_schedule(
     kinds: Sequence[Configuration],
-    demand: Demand,
-    schedule: Schedule,
+    hours: Array,
+    start_up: float,
     needed: Array,
     limits: FleetLimits,
-) -> ScheduleProgramme | None:
-    """Build the programme of a schedule by what windows need of each kind alone.
+) -> tuple[Counts, Counts] | None:
+    """Find the cheapest schedule by what windows need of each kind of replica alone.
 
     Parameters
     ----------
     kinds
         Kinds of replica.
-    demand
-        Says how long windows last.
-    schedule
-        Says what a start costs.
+    hours
+        How long each window lasts. (w,) [h]
+    start_up
+        Time that a replica is paid for before it serves. [h]
     needed
         Replicas that each window needs of each kind alone; infinite where they cannot. (w, j)
     limits
@@ -90,11 +80,11 @@ def build_schedule(
 
     Returns
     -------
-    ScheduleProgramme or None
-        None if a window can be served by no kind.
+    tuple of two arrays, or None
+        Replicas that run (w, j) and those that are reserved (j,); None if there is no schedule.
     """
     problem = solver.create_problem("schedule")
-    day, windows = float(demand.hours.sum()), range(len(demand.hours))
+    day, windows = float(hours.sum()), range(len(hours))
     usable = [j for j in range(len(kinds)) if np.isfinite(needed[:, j]).any()]
     reserved, demanded, most = {}, {}, {}
     cost: list[solver.Expression | float] = []
@@ -113,60 +103,30 @@ def build_schedule(
             )
             problem.addConstraint(reserved[j] + demanded[w, j] <= most[j], f"most_{w}_{j}")
             if paid:
-                cost.append(float(x.price * demand.hours[w] / day) * demanded[w, j])
-        for w in windows if paid and schedule.start_up else ():
+                cost.append(float(x.price * hours[w] / day) * demanded[w, j])
+        for w in windows if paid and start_up else ():
             started = problem.add_variable(f"started_{w}_{j}", lowBound=0)
-            problem.addConstraint(
-                started >= demanded[w, j] - demanded[(w - 1) % len(demand.hours), j],
-                f"start_{w}_{j}",
-            )
-            cost.append(float(x.price * schedule.start_up / day) * started)
+            before = demanded[(w - 1) % len(hours), j]
+            problem.addConstraint(started >= demanded[w, j] - before, f"start_{w}_{j}")
+            cost.append(float(x.price * start_up / day) * started)
     for w in windows:
         able = [j for j in usable if np.isfinite(needed[w, j])]
         if not able:
             return None
         carried = [float(1 / needed[w, j]) * v for j in able for v in (reserved[j], demanded[w, j])]
         lost = limits.failures / min(needed[w, j] for j in able)
-        problem.addConstraint(
-            solver.add_up(carried) >= float(1 + limits.headroom + lost), f"carried_{w}"
-        )
-    for name, each, bound in (
-        ("gpus", [float(x.gpus) for x in kinds], limits.gpus),
-        ("host", [x.host for x in kinds], limits.host),
-        ("power", [x.power for x in kinds], limits.power),
-        *(
-            (f"of_{i}", [float(x.gpus * (x.gpu == g)) for x in kinds], n)
-            for i, (g, n) in enumerate(limits.gpus_of.items())
-        ),
-    ):
-        if np.isfinite(bound):
-            total = solver.add_up(each[j] * most[j] for j in usable)
-            problem.addConstraint(total <= float(bound), f"limit_{name}")
+        least = float(1 + limits.headroom + lost)
+        problem.addConstraint(solver.add_up(carried) >= least, f"carried_{w}")
+    for name, bound, each in limits.list_amounts(kinds):
+        total = solver.add_up(float(each[j]) * most[j] for j in usable)
+        problem.addConstraint(total <= float(bound), f"limit_{name}")
     problem.setObjective(solver.add_up(cost))
-    return ScheduleProgramme(problem, reserved, demanded)
-
-
-def cheapest_schedule(
-    kinds: Sequence[Configuration],
-    demand: Demand,
-    schedule: Schedule,
-    needed: Array,
-    limits: FleetLimits,
-) -> tuple[Counts, Counts] | None:
-    """Find the cheapest schedule; parameters are those of `build_schedule`.
-
-    Returns
-    -------
-    tuple of two arrays, or None
-        Replicas that run (w, j) and those that are reserved (j,); None if there is no schedule.
-    """
-    built = build_schedule(kinds, demand, schedule, needed, limits)
-    if built is None or not solver.solve(built.problem, SOLVER_GAP, SOLVER_SECONDS).has_values:
+    if not solver.solve(problem, SOLVER_GAP, SOLVER_SECONDS).has_values:
         return None
+    running = np.zeros((len(hours), len(kinds)), np.int64)
     kept = np.zeros(len(kinds), np.int64)
-    running = np.zeros((len(demand.hours), len(kinds)), np.int64)
-    for j, variable in built.reserved.items():
+    for j, variable in reserved.items():
         kept[j] = round(variable.value() or 0)
-    for (w, j), variable in built.demanded.items():
+    for (w, j), variable in demanded.items():
         running[w, j] = kept[j] + round(variable.value() or 0)
     return running, kept

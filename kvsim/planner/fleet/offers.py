@@ -7,9 +7,9 @@ where the traffic may gain from it. Nothing is left out because another kind loo
 search plays them, cheapest bound first.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from math import exp, log
+from math import exp, floor, log
 from statistics import NormalDist
 from typing import Any
 
@@ -22,16 +22,16 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.options import ENGINE_SHARE
-from kvsim.planner.fleet.demand import FleetTargets, Traffic
-from kvsim.planner.fleet.replica import Classes, list_step_costs, load_coefficients
-from kvsim.planner.question import Admission, PlanLimits
-from kvsim.serving.costs import StepCosts
+from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
+from kvsim.planner.question import Admission, does_nothing, needed_option
+from kvsim.serving.costs import StepCosts, simple_pass_seconds
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE, Rules
 from kvsim.serving.simulate import usual_route
 from kvsim.serving.world import limits_of
 from kvsim.techniques import parse
 from kvsim.techniques.released import served_by
+from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
 FULL = parse("full")
@@ -63,18 +63,26 @@ class FleetLimits:
     headroom: float = 0.0
     failures: int = 0
 
+    def list_amounts(self, kinds: Sequence["Configuration"]) -> Iterator[tuple[str, float, Array]]:
+        """Each amount that is limited: its name, the limit, and that of a replica by kind. (j,)"""
+        for name in ("gpus", "host", "power"):
+            if np.isfinite(bound := getattr(self, name)):
+                yield name, bound, np.array([getattr(x, name) for x in kinds], float)
+        for i, (gpu, most) in enumerate(self.gpus_of.items()):
+            yield f"of_{i}", most, np.array([x.gpus * (x.gpu == gpu) for x in kinds], float)
 
-@frozen
-class Schedule:
-    """Replicas may start and stop between windows.
+    def count_most(self, replica: "Configuration") -> int:
+        """Count the replicas of one kind that the limits allow at most."""
+        amounts = [(bound, float(each[0])) for _, bound, each in self.list_amounts([replica])]
+        most = min((bound / each for bound, each in amounts if each), default=1e6)
+        return floor(min(most, 1e6) + 1e-9)
 
-    Attributes
-    ----------
-    start_up
-        Time that a replica is paid for before it serves. [h]
-    """
-
-    start_up: float = 0.0
+    def allow(self, kinds: Sequence["Configuration"], counts: Counts) -> bool:
+        """Whether so many replicas of each kind are within the limits."""
+        several = np.count_nonzero(counts) <= self.configurations
+        return bool(several) and all(
+            counts @ each <= bound for _, bound, each in self.list_amounts(kinds)
+        )
 
 
 # kinds of replica
@@ -128,11 +136,6 @@ class Configuration:
         return None if self.apart is None else (self.apart.prefill, self.apart.decode)
 
     @property
-    def tiers(self) -> bool:
-        """Whether memories besides the GPU's keep prefix blocks."""
-        return self.costs.rules.tiers
-
-    @property
     def rent(self) -> float:
         """Price on demand or with a commitment, whichever is lower. [USD/h]"""
         return min(self.price, self.reserved)
@@ -180,10 +183,6 @@ class Configuration:
         each = self.costs.deployment.gpus
         of = f" engines of {each}" if each > 1 else ""
         return f" ({self.apart.prefill} prefill + {self.apart.decode} decode{of})"
-
-    def limited(self, max_seqs: int) -> "Configuration":
-        """The same with another batch limit."""
-        return replace(self, costs=self.costs.with_fewer(max_seqs))
 
 
 def count_replicas(count: int, name: str) -> str:
@@ -285,6 +284,7 @@ per token even, a large one reads prompts sooner. [tokens]"""
 POOL_RATIOS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3))  # engines that read prompts, and that decode
 WORTHWHILE_COST = 0.99  # of full KV's on the same deployment, by the estimate
 TECHNIQUES_PER_DEPLOYMENT = 2  # besides full KV
+NODES_PER_OCTAVE = 2  # of the step costs that replicas are estimated by
 
 
 @frozen
@@ -366,12 +366,6 @@ def _list_settings(one: Rentable, question: "CapacityQuestion") -> list[Estimate
     if not others:
         return found
     known = full[0][1]
-
-    def cheaper(needed: Array) -> bool:
-        return float(needed.sum()) < WORTHWHILE_COST * known.sum() or bool(
-            (needed < WORTHWHILE_COST * known).any()
-        )
-
     try:
         rated = _estimate(one, question, replace(admission, techniques=others, without=()))
     except (InputError, InfeasibleError):
@@ -384,41 +378,163 @@ def _list_settings(one: Rentable, question: "CapacityQuestion") -> list[Estimate
         name = x.costs.technique.name
         if name in names or len(names) == TECHNIQUES_PER_DEPLOYMENT:
             continue
-        if not found or cheaper(needed):
+        if not found or (needed < WORTHWHILE_COST * known).any():
             names.add(name)
             found.append((x, needed))
     return found
 
 
 def _estimate(one: Rentable, question: "CapacityQuestion", admission: Admission) -> list[Estimated]:
-    """Every admitted setting on a deployment, and the replicas each class needs by a formula.
+    """Every admitted setting that leaves room for a cache, and the replicas each class needs.
 
-    Memory, seats and time per token each ask for laps of the batch; a lap costs its fixed time.
+    Raises
+    ------
+    InputError
+        If weights leave no room.
+    InfeasibleError
+        If no technique is admitted.
     """
-    d, traffic, targets = one.deployment, question.traffic, question.targets.uniform
-    rules = question.rules.scale_to(d)
-    here = PlanLimits(
-        gpu_memory=d.hardware.gpu_memory * question.utilisation,
-        host_memory=d.hardware.host_memory,
-        ttft=targets.ttft,
-        tpot=targets.tpot,
-        loss=question.largest_loss,
+    d, requests = one.deployment, question.traffic.requests
+    rules, memory = question.rules.scale_to(d), d.hardware.gpu_memory * question.utilisation
+    found, wanted = list[Estimated](), set[str]()
+    reason: InputError | None = None
+    admission.check(d)
+    for technique in admission.candidates():
+        for settings, option in _list_options(technique, d, question, admission):
+            if option:
+                wanted.add(option.partition(" ")[0])
+                continue
+            costs = StepCosts.for_requests(settings, d, rules, requests, memory)
+            try:
+                assert costs.capacity > 0
+            except InputError as error:
+                reason = error
+                continue
+            needed = estimate_replicas(costs, question.traffic, question.targets.uniform.tpot)
+            one_of = Configuration(costs, one.gpu, one.price, one.reserved, one.power)
+            found.append((one_of, needed))
+    if not found and reason is not None:
+        raise reason
+    if not found:
+        others = f"; {' or '.join(sorted(wanted))} admits others" if wanted else ""
+        raise InfeasibleError(f"none of the admitted techniques can run here{others}")
+    return found
+
+
+def _list_options(
+    technique: Technique, deployment: Deployment, question: "CapacityQuestion", admission: Admission
+) -> Iterator[tuple[Technique, str]]:
+    """Settings of a technique that do something there, each with the option that it lacks."""
+    if technique.refuses(deployment):
+        return
+    requests = question.traffic.requests
+    mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
+    longest = int((requests.prompt + requests.generate).max())
+    for some in admission.settings(technique, deployment, *mean, differ=True):
+        for settings in some.rows():
+            if does_nothing(settings) and ("gamma" in settings.settings or not admission.only):
+                continue
+            known = admission.evidence(settings, deployment, longest)
+            if admission.loss(known) > question.largest_loss:
+                yield settings, needed_option(known)
+            else:
+                yield settings, "--acceptance" if settings.assumes else ""
+
+
+def find_unadmitted(question: "CapacityQuestion") -> dict[str, str]:
+    """Find techniques that were asked for by name and that other options keep out.
+
+    Parameters
+    ----------
+    question
+        What is asked.
+
+    Returns
+    -------
+    dict
+        For each of them an option that would admit one of its settings.
+    """
+    found, admission = dict[str, str](), question.admission
+    each = [x.deployment for x in question.rentable]
+    for t in admission.candidates() if admission.only else ():
+        lacking = [y for d in each for _, y in _list_options(t, d, question, admission)]
+        if lacking and all(lacking):
+            found[t.name] = min(lacking)
+    return found
+
+
+def estimate_replicas(costs: StepCosts, traffic: Traffic, tpot: float) -> Array:
+    """Estimate how many replicas each class of requests alone needs.
+
+    A replica goes round: in each lap it makes one decoding round and reads the prompts that
+    arrived. A lap of L seconds carries all requests of a class if
+
+        decoding     d tokens/s keep L d / (tokens per round) sequences in the batch
+        time         fixed time of a round + L (seconds per second of work) <= L
+        memory       sequences x bytes of one <= capacity, on the GPU and on the host
+        seats        sequences <= max_seqs
+        TPOT         L / (tokens per round) <= target
+
+    Times are straight lines in the batch, through one sequence and the most that memory and rules
+    allow.
+
+    Parameters
+    ----------
+    costs
+        Step costs of the replica.
+    traffic
+        Requests in classes.
+    tpot
+        Longest time per token; infinite if there is no target. [s]
+
+    Returns
+    -------
+    array
+        Replicas; infinite where they cannot serve the class. (c,)
+    """
+    costs = costs.with_density(NODES_PER_OCTAVE, work=False)
+    t, rules, per_s = costs.tables, costs.rules, traffic.mean
+    decoded = per_s * (traffic.generate - 1)  # tokens per second after the first ones
+    middle = traffic.prompt + traffic.generate / 2
+    blocks = np.ceil(middle / rules.block_tokens).astype(np.int64)
+    blocks = np.minimum(blocks, len(t.gpu_bytes) - 1)  # longer requests are refused
+    gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
+    room, host_room = float(costs.capacity), float(costs.room.host_capacity)
+    weight = decoded / max(decoded.sum(), 1e-300)
+    fit = min(room / max(float(weight @ gpu), 1.0), host_room / max(float(weight @ host), 1.0))
+    most = int(np.clip(fit, 2, max(rules.max_seqs, 2)))
+    few, many = 1, min(most, t.costs.round.shape[0] - 1)
+    at_few, at_many = (simple_pass_seconds(t, batch=n, context=middle) for n in (few, many))
+    each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
+    fixed = max(float(weight @ (at_few - each)), 0.0)
+    seats = decoded / costs.rate
+    work = per_s * _prompt_seconds(costs, traffic.prompt) / t.lanes + seats * each
+    slack = tpot * costs.rate - fixed
+    if slack <= 0 or max(t.gpu_bytes[-1], t.prompt_bytes[-1]) > room:
+        return np.full(len(work), np.inf)
+    laps = [seats * gpu / room, seats * host / max(host_room, 1.0), seats / rules.max_seqs]
+    needed = fixed * np.maximum.reduce([*laps, work / slack]) + work
+    return np.where(np.isfinite(needed), np.maximum(needed, 1e-9), np.inf)
+
+
+def _prompt_seconds(costs: StepCosts, prompts: Array) -> Array:
+    """Each of some prompts alone, in the parts that the rules make of it. (n,) [s]"""
+    chunked = costs.rules.prefill == "chunked"
+    part = costs.rules.max_tokens // costs.tables.lanes
+    size = float(part) if chunked else max(float(prompts.max()), 1.0)
+    parts = np.maximum(np.ceil(prompts / size), 1).astype(np.int64)
+    of = np.repeat(np.arange(prompts.size), parts)
+    place = np.arange(of.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    last = place == parts[of] - 1
+    start = place * size
+    took = simple_pass_seconds(
+        costs.tables,
+        tokens=np.round(np.minimum(size, prompts[of] - start)),
+        start=start,
+        finished=last,
+        after=np.where(last, prompts[of], 0.0),
     )
-    options = list_step_costs(d, traffic.requests, here, rules, admission)
-    per_s = traffic.demand.mean
-    classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of)
-    found = load_coefficients(options, classes)
-    slack = targets.tpot * found.tokens - found.fixed
-    in_time = found.work / np.where(slack > 0, slack, np.nan) if np.isfinite(targets.tpot) else 0.0
-    each = (found.gpu / found.room, found.host / found.host_room, found.seats / rules.max_seqs)
-    laps = np.maximum.reduce([*each, np.broadcast_to(in_time, found.work.shape)])
-    needed = found.fixed * laps + found.work
-    fits = (found.longest <= found.room) & (slack > 0) & np.isfinite(needed)
-    needed = np.where(fits, np.maximum(needed, 1e-9), np.inf)
-    return [
-        (Configuration(x, one.gpu, one.price, one.reserved, one.power), needed[:, j])
-        for j, x in enumerate(options)
-    ]
+    return np.bincount(of, weights=took, minlength=prompts.size).astype(float)
 
 
 def _variants(x: Configuration, needed: Array, question: "CapacityQuestion") -> Iterator[Estimated]:
@@ -494,9 +610,14 @@ def _can_share_prefixes(x: Configuration, requests: Requests) -> bool:
 # what is asked
 
 
+def allow_all(_: Configuration) -> bool:
+    """Every kind of replica may be rented."""
+    return True
+
+
 @frozen
 class CapacityQuestion:
-    """What is asked.
+    """What is asked; comparisons and what-ifs are the same question with other values.
 
     Attributes
     ----------
@@ -506,6 +627,9 @@ class CapacityQuestion:
         Share of each GPU's memory that the engine uses.
     spread
         How far predictions have been off; what the ledger of errors has if None.
+    start_up
+        Time that a replica is paid for before it serves, where replicas start and stop between
+        windows; None: they always run. [h]
     extras
         Memories for prefix blocks besides the GPU's, and whether prefill and decode may be apart.
     sure
@@ -513,6 +637,13 @@ class CapacityQuestion:
         error of the times; 0: the trace as it is, with times as predicted.
     tunes
         Whether the pass budget and the batch limit are chosen too.
+    load
+        Clients, in times of the trace's.
+    least
+        What the fleet for a smaller load costs: one that costs less is not taken, as it keeps the
+        targets by the luck of the days that were drawn. [USD/h]
+    only
+        Which kinds of replica may be rented.
     left_out
         Requests that no engine takes because they exceed the context; the traffic is without them.
     route
@@ -530,10 +661,13 @@ class CapacityQuestion:
     spread: Spread | None = None
     largest_loss: float = 0.0
     utilisation: float = ENGINE_SHARE
-    schedule: Schedule | None = None
+    start_up: float | None = None
     extras: Extras = Extras()
     sure: float = 0.9
     tunes: bool = True
+    load: float = 1.0
+    least: float = 0.0
+    only: Callable[[Configuration], bool] = allow_all
     left_out: int = 0
     route: str = ""
     sellers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """A fleet plays traffic: which kind of replica serves which requests, and what they waited."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetT
 from kvsim.planner.fleet.offers import Configuration, count_replicas
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
-from kvsim.serving.records import REFUSED
-from kvsim.serving.simulate import Run, simulate
+from kvsim.serving.simulate import simulate
 from kvsim.traces.requests import Requests
+
+HUGE = 1e300  # stands for an infinite time [s]
 
 
 @frozen
@@ -54,31 +55,32 @@ class Fleet:
         return bool((self.running != self.running[0]).any())
 
     @property
+    def rented(self) -> list[tuple[Configuration, int]]:
+        """Its kinds of replica of which there are some, and how many."""
+        each = zip(self.kinds, self.replicas.tolist(), strict=True)
+        return [(x, n) for x, n in each if n]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells fleets apart that play differently."""
+        used = self.replicas > 0
+        share = self.share[..., used].round(6)
+        return *(id(x) for x, _ in self.rented), self.running[:, used].tobytes(), share.tobytes()
+
+    @property
     def complexity(self) -> tuple[int, int, int]:
         """How much there is to run: kinds of replica, what they have, and GPUs of the largest."""
-        used = [x for x, n in zip(self.kinds, self.replicas, strict=True) if n]
+        used = [x for x, _ in self.rented]
         return len(used), max(x.complexity for x in used), max(x.gpus for x in used)
-
-    def rents_as(self, other: "Fleet") -> bool:
-        """Whether another fleet has the same replicas at the same times and price."""
-
-        def rented(fleet: Fleet) -> dict[int, bytes]:
-            columns = zip(fleet.kinds, fleet.running.T, strict=True)
-            return {id(x): n.tobytes() for x, n in columns if n.any()}
-
-        same = abs(self.cost - other.cost) <= 1e-9 * self.cost
-        return same and rented(self) == rented(other)
 
     @property
     def name(self) -> str:
         """Name of the fleet: the number and the kind of its replicas, joined by ``+``."""
-        counted = zip(self.replicas, self.kinds, strict=True)
-        return " + ".join(count_replicas(int(n), x.name) for n, x in counted if n)
+        return " + ".join(count_replicas(n, x.name) for x, n in self.rented)
 
     def total(self, name: str) -> float:
         """A quantity of all replicas that are rented at most: gpus, host or power."""
-        counted = zip(self.replicas, self.kinds, strict=True)
-        return float(sum(n * getattr(x, name) for n, x in counted if n))
+        return float(sum(n * getattr(x, name) for x, n in self.rented))
 
 
 @frozen
@@ -91,23 +93,13 @@ class Replicas:
         Index of their configuration.
     count
         How many.
-    busy
-        Share of the time in which one computes, mean of all.
-    most_running
-        Sequences that one of them held at most.
-    hits
-        Share of the prompt tokens that were found in each memory.
-    tokens
-        Generated tokens.
+    outcome
+        Of the simulation.
     """
 
     kind: int
     count: int
-    requests: int
-    busy: float
-    most_running: int
-    hits: Mapping[str, float]
-    tokens: int
+    outcome: Outcome
 
 
 class Excess(NamedTuple):
@@ -225,13 +217,8 @@ def quantile(values: Array, share: float) -> float:
     """What a share of the values are within, as often as not between two of them; 0 for none."""
     if not values.size:
         return 0.0
-    rank = share * (values.size - 1)
-    low = int(np.floor(rank))
-    ordered = np.partition(values, [low, min(low + 1, values.size - 1)])
-    first, second = float(ordered[low]), float(ordered[min(low + 1, values.size - 1)])
-    if rank == low or second == first:  # both may be infinite
-        return first
-    return first + (second - first) * (rank - low)
+    found = float(np.quantile(np.minimum(values, HUGE), share))  # infinities have no differences
+    return np.inf if found > HUGE / 1e9 else found
 
 
 def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
@@ -268,7 +255,7 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
                 into[rows] = found * slowdown
             last = outcome.run.progress.last[~outcome.refused]
             end = max(end, float(last.max(initial=0.0) - faster.arrival[0]) * slowdown)
-            groups.append(_replicas(int(j), count, outcome))
+            groups.append(Replicas(int(j), count, outcome))
     ttft, tpot, latency = times
     return Played(ttft, tpot, latency, kind, tuple(groups), end, requests.prompt)
 
@@ -301,30 +288,6 @@ def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
     lost = outcome.refused | (outcome.aborted & np.isnan(outcome.ttft_s))
     latency = np.where(outcome.finished, outcome.latency_s, np.inf)
     return np.where(lost, np.inf, outcome.ttft_s), outcome.tpot_s, latency
-
-
-def _replicas(kind: int, count: int, outcome: Outcome) -> Replicas:
-    run = outcome.run
-    return Replicas(
-        kind=kind,
-        count=count,
-        requests=len(run.requests),
-        busy=outcome.busy_share,
-        most_running=_most_running(run),
-        hits=outcome.prefix_hits,
-        tokens=outcome.output_tokens,
-    )
-
-
-def _most_running(run: Run) -> int:
-    """Sequences that one replica held at once, at most."""
-    p, most = run.progress, 0
-    for r in range(run.replicas.size):
-        mine = (p.replica == r) & (p.status != REFUSED)
-        start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
-        held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")
-        most = max(most, int(held.max(initial=0)))
-    return most
 
 
 def replica_sets(running: Counts, window: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:

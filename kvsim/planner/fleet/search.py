@@ -15,6 +15,7 @@ blocks of time, and over the error of the times, whose logarithm is normal with 
 rows that no fit saw. Both are drawn once for all fleets.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -33,7 +34,6 @@ from kvsim.planner.fleet.offers import (
     Configuration,
     FleetLimits,
     ReplicaKind,
-    Schedule,
     Spread,
     count_replicas,
     known_spread,
@@ -58,50 +58,11 @@ ALL_PAIRED_REQUESTS = 6_000_000  # likewise, for all questions together
 TUNED_REQUESTS = 2_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 LARGER_PASSES = 2.0  # times its target of TTFT, up to which it is played with the largest passes
-POOLED = 0.8
-"""Where so many replicas were too few for a load, this share of them, times the ratio of the loads,
-is taken as too few for another load: more replicas even out bursts better."""
-GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
 LIGHT = 8  # times the replicas that are always busy: what waiting leaves
 FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with hardly any load
 REQUESTS_AT_REST = 2000  # that show it, of a long trace
-
-
-def allow_all(_: Configuration) -> bool:
-    """Every kind of replica may be rented."""
-    return True
-
-
-@frozen
-class FleetQuestion:
-    """What changes from one question about fleets to another.
-
-    Attributes
-    ----------
-    targets, limits
-        What must be kept, and what may be rented.
-    load
-        Clients, in times of the trace's.
-    least
-        What the fleet for a smaller load costs: one that costs less is not taken, as it keeps the
-        targets by the luck of the days that were drawn. [USD/h]
-    sure
-        Probability with which the targets are to be kept; 0: on the trace with times as predicted.
-    schedule
-        Whether replicas start and stop; None: they always run.
-    only
-        Which kinds of replica may be rented.
-    """
-
-    targets: FleetTargets
-    limits: FleetLimits
-    load: float = 1.0
-    least: float = 0.0
-    sure: float = 0.0
-    schedule: Schedule | None = None
-    only: Callable[[Configuration], bool] = allow_all
 
 
 @frozen
@@ -153,7 +114,6 @@ class FleetSolver:
         self.question, self.tell = question, tell
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
-        self._load_of: dict[int, float] = {}  # that each of them was found for
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self.judged = [question.targets]  # that every play is held against
@@ -162,8 +122,8 @@ class FleetSolver:
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
         self._spreads: dict[frozenset[tuple[int, str]], Spread] = {}
-        self._windows: dict[tuple[int, int, float], int] = {}
-        self._too_few: dict[tuple[int, FleetTargets, float, int, float], dict[float, int]] = {}
+        self._windows: dict[tuple[int, int, float], float] = {}
+        self._limited: dict[tuple[int, int], Configuration] = {}
         self._kind_of = {id(x): kind for kind in self.kinds for x in kind.choices}
 
     # traffic
@@ -177,7 +137,7 @@ class FleetSolver:
             self._traffic[key] = self.question.traffic.varied(load, day)
         return self._traffic[key]
 
-    def count_days(self, asked: FleetQuestion) -> tuple[int, int]:
+    def count_days(self, asked: CapacityQuestion) -> tuple[int, int]:
         """Days that a probability is taken over, and how many of them may be missed.
 
         They are as few as the missed ones allow, so that every load is judged as strictly: 1 of 13
@@ -187,7 +147,7 @@ class FleetSolver:
         may_miss = floor(miss * days + ROUNDING)
         return (ceil(may_miss / miss - ROUNDING) if may_miss else days), may_miss
 
-    def _affordable_days(self, asked: FleetQuestion, most: int) -> int:
+    def _affordable_days(self, asked: CapacityQuestion, most: int) -> int:
         """Days that can be played: long traces have fewer."""
         affordable = int(DAYS_REQUESTS / asked.load / self.question.traffic.work)
         return min(max(affordable, FEWER_DAYS), most)
@@ -200,22 +160,21 @@ class FleetSolver:
         return play(self.traffic(load, day), fleet, slowdown)
 
     def measure_excess(
-        self, fleet: Fleet, asked: FleetQuestion, load: float, day: int = 0, slowdown: float = 1.0
+        self,
+        fleet: Fleet,
+        asked: CapacityQuestion,
+        load: float,
+        day: int = 0,
+        slowdown: float = 1.0,
     ) -> Excess:
         """How far a fleet is beyond the targets; played once."""
-        used = fleet.replicas > 0
-        key = (
-            tuple(id(x) for x, some in zip(fleet.kinds, used, strict=True) if some),
-            fleet.running[:, used].tobytes(), fleet.share[..., used].round(6).tobytes(), load, day,
-            slowdown,
-        )  # fmt: skip
-        found = self._excess.setdefault(key, {})
+        found = self._excess.setdefault((*fleet.key, load, day, slowdown), {})
         if asked.targets not in found:
             played = self.play(fleet, load, day, slowdown)
             found |= {x: played.measure_excess(x) for x in {*self.judged, asked.targets}}
         return found[asked.targets]
 
-    def stressed(self, fleet: Fleet, asked: FleetQuestion) -> Iterator[tuple[Fleet, float]]:
+    def stressed(self, fleet: Fleet, asked: CapacityQuestion) -> Iterator[tuple[Fleet, float]]:
         """What a fleet must keep its targets as: with headroom, and after every loss."""
         limits, load = asked.limits, asked.load
         if limits.headroom:
@@ -229,11 +188,11 @@ class FleetSolver:
             rest = self.fleet(fleet.kinds, left, asked)
             yield rest, load
 
-    def keeps(self, fleet: Fleet, asked: FleetQuestion) -> bool:
+    def keeps(self, fleet: Fleet, asked: CapacityQuestion) -> bool:
         """Whether a fleet keeps the targets as surely as asked."""
         return self._missed(fleet, asked) is None
 
-    def _missed(self, fleet: Fleet, asked: FleetQuestion) -> Excess | None:
+    def _missed(self, fleet: Fleet, asked: CapacityQuestion) -> Excess | None:
         """How far a fleet is beyond the targets where it does not keep them; None if it does.
 
         Of the days that are too many to miss, it is the one that is missed by least.
@@ -257,7 +216,7 @@ class FleetSolver:
     def _worst(
         self,
         cases: Sequence[tuple[Fleet, float]],
-        asked: FleetQuestion,
+        asked: CapacityQuestion,
         day: int = 0,
         slowdown: float = 1.0,
     ) -> Excess:
@@ -281,17 +240,13 @@ class FleetSolver:
         """The error of the times of a fleet's replicas."""
         if self.question.spread is not None:
             return self.question.spread
-        used = {
-            (id(x.costs.deployment), x.technique): x
-            for x, n in zip(fleet.kinds, fleet.replicas, strict=True)
-            if n
-        }
+        used = {(id(x.costs.deployment), x.technique): x for x, _ in fleet.rented}
         key = frozenset(used)
         if key not in self._spreads:
             self._spreads[key] = known_spread(list(used.values()))
         return self._spreads[key]
 
-    def certainty(self, fleet: Fleet, asked: FleetQuestion, chosen: bool = False) -> Certainty:
+    def certainty(self, fleet: Fleet, asked: CapacityQuestion, chosen: bool = False) -> Certainty:
         """How likely a fleet keeps the targets; of a chosen one on days that did not choose it."""
         cases = list(self.stressed(fleet, asked))
         kept = np.zeros(3)
@@ -311,7 +266,7 @@ class FleetSolver:
         self,
         kinds: tuple[Configuration, ...],
         running: Counts,
-        asked: FleetQuestion,
+        asked: CapacityQuestion,
         reserved: Counts | None = None,
     ) -> Fleet:
         """Make a fleet of some replicas; requests are divided so that all kinds are equally busy.
@@ -325,8 +280,7 @@ class FleetSolver:
         reserved
             Replicas that are rented with a commitment. (j,)
         """
-        demand = self.question.traffic.demand
-        if asked.schedule is None:
+        if asked.start_up is None:
             counts = running.max(axis=0)
             cost = float(sum(n * x.rent for n, x in zip(counts, kinds, strict=True) if n))
             reserved = np.array(
@@ -334,17 +288,19 @@ class FleetSolver:
             )
         else:
             reserved = np.zeros(len(kinds), np.int64) if reserved is None else reserved
-            cost = scheduled_cost(kinds, demand, asked.schedule, running, reserved)
+            cost = scheduled_cost(
+                kinds, self.question.traffic.hours, asked.start_up, running, reserved
+            )
         needs = np.stack([self._needed(x) for x in kinds], axis=1)
         share = np.zeros((len(running), *needs.shape))
         for w, counts in enumerate(running):
             share[w] = divide(needs, np.asarray(counts, float))
         return Fleet(kinds, running, share, reserved, cost)
 
-    def make_steady(self, asked: FleetQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
+    def make_steady(self, asked: CapacityQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
         """Make a fleet that runs in all windows."""
         counts = np.array([n for _, n in replicas], np.int64)
-        running = np.tile(counts, (len(self.question.traffic.demand.hours), 1))
+        running = np.tile(counts, (len(self.question.traffic.hours), 1))
         return self.fleet(tuple(x for x, _ in replicas), running, asked)
 
     def _needed(self, x: Configuration) -> Array:
@@ -372,26 +328,12 @@ class FleetSolver:
             self._busy[key] = max(takes / max(lasts, 1e-9), 1e-6)
         return self._busy[key]
 
-    def _bound(self, kind: ReplicaKind, asked: FleetQuestion) -> int:
-        """Replicas from which counts are tried: fewer are busy all the time, or were too few."""
-        more = ceil(self._bound_share(kind, asked) * self.busy(kind) * asked.load - ROUNDING)
-        known = (self._known_too_few(kind, asked, sure) for sure in {0.0, asked.sure})
-        missed = [
-            floor(n if load == asked.load else POOLED * n * asked.load / load)
-            for each in known
-            for load, n in each.items()
-        ]
-        return max(more, asked.limits.failures + 1, max(missed, default=0) + 1)
+    def _bound(self, kind: ReplicaKind, asked: CapacityQuestion) -> int:
+        """Replicas from which counts are tried: fewer would be busy all the time."""
+        busy = self._bound_share(kind, asked) * self.busy(kind) * asked.load
+        return max(ceil(busy - ROUNDING), asked.limits.failures + 1)
 
-    def _known_too_few(
-        self, kind: ReplicaKind, asked: FleetQuestion, sure: float
-    ) -> dict[float, int]:
-        """The most replicas of a kind that were too few, by load."""
-        limits = asked.limits
-        key = id(kind), asked.targets, limits.headroom, limits.failures, sure
-        return self._too_few.setdefault(key, {})
-
-    def _bound_share(self, kind: ReplicaKind, asked: FleetQuestion) -> float:
+    def _bound_share(self, kind: ReplicaKind, asked: CapacityQuestion) -> float:
         """Of the replicas that are always busy, how many may do."""
         prefixes = kind.choices[0].costs.rules.prefix_caching
         share = PREFIX_BOUND_SHARE if prefixes else BOUND_SHARE
@@ -403,52 +345,35 @@ class FleetSolver:
 
     # search
 
-    def cheapest(self, asked: FleetQuestion) -> Fleet | None:
+    def cheapest(self, asked: CapacityQuestion) -> Fleet | None:
         """The cheapest of the fleets that answered any question so far, if one does for this."""
         for fleet in sorted(self.fleets, key=lambda x: (x.cost, x.complexity)):
             if self.allows(fleet, asked) and self.keeps(fleet, asked):
                 return fleet
         return None
 
-    def solve(self, asked: FleetQuestion) -> Fleet | None:
+    def solve(self, asked: CapacityQuestion) -> Fleet | None:
         """Find the cheapest fleet for a question; None if none keeps what is asked."""
-        best = self.cheapest(asked) or self._guess(asked)
-        steady = replace(asked, schedule=None)
+        best = self.cheapest(asked)
+        steady = replace(asked, start_up=None)
         kinds = [k for k in self.kinds if asked.only(k.choices[0])]
         best = self._of_one_kind(kinds, steady, best)
         if asked.limits.configurations > 1:
             best = self._paired(kinds, steady, best)
-        if asked.schedule is not None:
+        if asked.start_up is not None:
             best = self._scheduled(kinds, asked, best)
-        return None if best is None else self._remember(best, asked)
+        return None if best is None else self._remember(best)
 
-    def _remember(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
+    def _remember(self, fleet: Fleet) -> Fleet:
         """Offer a fleet to later questions, once; return the one that is known."""
-        known = next((x for x in self.fleets if x is fleet or x.rents_as(fleet)), None)
+        same = (x for x in self.fleets if x.key == fleet.key and costs_as(x, fleet))
+        known = next(same, None)
         if known is None:
-            self.fleets.append(known := fleet)
-            self._load_of[id(fleet)] = asked.load
-        elif known is not fleet:
-            self._load_of[id(known)] = max(self._load_of[id(known)], asked.load)
-        return known
-
-    def _plays_of(self, requests: int, asked: FleetQuestion) -> int:
-        """How many plays so many requests are enough for; a few are always made."""
-        return max(int(requests / asked.load / self.question.traffic.work), FEWEST_PLAYS)
-
-    def _guess(self, asked: FleetQuestion) -> Fleet | None:
-        """The cheapest known fleet with more replicas, if one does: a first cap on cost."""
-        steady, some = replace(asked, schedule=None), list[Fleet]()
-        for fleet in sorted(self.fleets, key=lambda x: x.cost / self._load_of[id(x)]):
-            scaled = fleet.replicas * asked.load / self._load_of[id(fleet)]
-            for factor in GUESSES if not some else ():
-                counts = np.ceil(scaled * factor - ROUNDING).astype(np.int64)
-                more = self.make_steady(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
-                some += [more] if self.allows(more, asked) else []
-        return next((x for x in some if self.keeps(x, steady)), None)
+            self.fleets.append(fleet)
+        return known or fleet
 
     def _of_one_kind(
-        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+        self, kinds: list[ReplicaKind], asked: CapacityQuestion, best: Fleet | None
     ) -> Fleet | None:
         """The cheapest fleet of one kind: always the one that may be cheapest is looked at next.
 
@@ -482,27 +407,26 @@ class FleetSolver:
                 best = found if self._improves_on(found, best) else best
         for x in kept:
             if best is not None and x is not best and costs_as(x, best):
-                self._remember(x, asked)
+                self._remember(x)
         return best
 
-    def allows(self, fleet: Fleet, asked: FleetQuestion) -> bool:
+    def allows(self, fleet: Fleet, asked: CapacityQuestion) -> bool:
         """Whether a question allows a fleet."""
-        used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
         return bool(
-            all(map(asked.only, used))
-            and within_limits(fleet, asked.limits)
-            and (asked.schedule is not None or not fleet.changes)
+            all(asked.only(x) for x, _ in fleet.rented)
+            and asked.limits.allow(fleet.kinds, fleet.replicas)
+            and (asked.start_up is not None or not fleet.changes)
         )
 
     @staticmethod
     def _improves_on(fleet: Fleet, best: Fleet | None) -> bool:
         """Whether a fleet is cheaper, or as cheap and plainer."""
-        if best is None or fleet.cost < best.cost * (1 - ROUNDING):
-            return True
-        return costs_as(fleet, best) and fleet.complexity < best.complexity
+        if best is None or not costs_as(fleet, best):
+            return best is None or fleet.cost < best.cost
+        return fleet.complexity < best.complexity
 
     def _search_kind(
-        self, kind: ReplicaKind, asked: FleetQuestion, cap: float, drafted: Fleet | None = None
+        self, kind: ReplicaKind, asked: CapacityQuestion, cap: float, drafted: Fleet | None = None
     ) -> Fleet | None:
         """The fewest replicas of a kind that keep what is asked, within a cap on cost.
 
@@ -519,32 +443,30 @@ class FleetSolver:
             return None
         self.tell(f"how many {x.name}")
         bound = self._bound(kind, asked)
-        most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
+        most = min(asked.limits.count_most(x), MOST_OF_BOUND * bound + MOST_BEYOND)
         if isfinite(cap):
             most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
         first = self.make_steady(asked, (x, max(bound, low + 1)))
-        found = self._find_fewest(first, low, most, isfinite(cap), asked)
-        if not asked.least:
-            missed = self._known_too_few(kind, asked, asked.sure)
-            few = most if found is None else int(found.replicas[0]) - 1
-            missed[asked.load] = max(missed.get(asked.load, 0), few)
-        return found
+        return self._find_fewest(first, low, most, isfinite(cap), asked)
 
-    def _able(self, x: Configuration, asked: FleetQuestion) -> bool:
+    def _able(self, x: Configuration, asked: CapacityQuestion) -> bool:
         """Whether a replica keeps the targets where hardly anything runs."""
-        slower = 1.0
-        if asked.sure:
-            days, may_miss = self.count_days(asked)
-            spread = self.spread(self.make_steady(asked, (x, 1)))
-            slower = spread.slowdown(1 - (may_miss + 0.5) / days)
-        over = slower * self.at_rest(x).measure_excess(asked.targets).both
+        over = self.slowest(x, asked) * self.at_rest(x).measure_excess(asked.targets).both
         if over <= 1 or over > NEARLY:
             return over <= 1
         busy = self.busy(self._kind_of[id(x)]) * asked.load  # part of a long trace was seen at rest
         return self.keeps(self.make_steady(asked, (x, max(ceil(LIGHT * busy), FEW_AT_REST))), asked)
 
+    def slowest(self, replica: Configuration, asked: CapacityQuestion) -> float:
+        """Times as long as predicted at which a replica keeps targets as surely as asked."""
+        if not asked.sure:
+            return 1.0
+        days, may_miss = self.count_days(asked)
+        spread = self.spread(self.make_steady(asked, (replica, 1)))
+        return spread.slowdown(1 - (may_miss + 0.5) / days)
+
     def _find_fewest(
-        self, first: Fleet, low: int, most: int, capped: bool, asked: FleetQuestion
+        self, first: Fleet, low: int, most: int, capped: bool, asked: CapacityQuestion
     ) -> Fleet | None:
         """The fleet with the fewest replicas of its last kind that keeps what is asked.
 
@@ -603,7 +525,7 @@ class FleetSolver:
                 return best
             best, high = found, int(found.replicas[-1])
 
-    def _tuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
+    def _tuned(self, fleet: Fleet, asked: CapacityQuestion) -> Fleet | None:
         """A fleet that keeps what is asked, with other budgets and limits if it nearly does so."""
         if not self.allows(fleet, asked):
             return None
@@ -617,7 +539,7 @@ class FleetSolver:
         self._tunable -= (self.plays - before) * asked.load * self.question.traffic.work
         return found
 
-    def _retuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
+    def _retuned(self, fleet: Fleet, asked: CapacityQuestion) -> Fleet | None:
         """A fleet that keeps what is asked with other pass budgets and batch limits, if one does.
 
         Each time the kind of replica is changed whose change comes nearest, then the others. Large
@@ -647,7 +569,7 @@ class FleetSolver:
             left.remove(changed)
         return None
 
-    def _settings(self, fleet: Fleet, j: int, asked: FleetQuestion) -> list[Configuration]:
+    def _settings(self, fleet: Fleet, j: int, asked: CapacityQuestion) -> list[Configuration]:
         """A kind of replica with the pass budgets and batch limits that may be what a fleet needs.
 
         There are none for a fleet that is far from its targets.
@@ -670,17 +592,16 @@ class FleetSolver:
 
     def limit_batch(self, replica: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
-        kind = self._kind_of[id(replica)]
-        made: dict[tuple[int, int], Configuration] = self.__dict__.setdefault("_made", {})
-        if (id(replica), seqs) not in made:
-            made[id(replica), seqs] = replica.limited(seqs)
-            self._kind_of[id(made[id(replica), seqs])] = kind
-        return made[id(replica), seqs]
+        key = id(replica), seqs
+        if key not in self._limited:
+            self._limited[key] = made = replace(replica, costs=replica.costs.with_fewer(seqs))
+            self._kind_of[id(made)] = self._kind_of[id(replica)]
+        return self._limited[key]
 
     # pairs
 
     def _paired(
-        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+        self, kinds: list[ReplicaKind], asked: CapacityQuestion, best: Fleet | None
     ) -> Fleet | None:
         """The cheapest fleet of two kinds, if it is cheaper than the best of one."""
         some: list[ReplicaKind] = []
@@ -697,69 +618,51 @@ class FleetSolver:
             if not np.isfinite(needs.min(axis=1)).all():
                 continue
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
-            most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
+            most = min(asked.limits.count_most(y), 2 * self._bound(other, asked) + MOST_BEYOND)
             pairs += ((needs, self.make_steady(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
         before, each = self.plays - self._tuning, asked.load * self.question.traffic.work
-        enough = min(self._plays_of(PAIRED_REQUESTS, asked), int(self._pairable / each))
-        ranked = self._rank(pairs, best)
-        while ranked and self.plays - self._tuning <= before + enough and self._pairable > 0:
-            place, most = ranked.pop(0)
-            needs, pair, _ = pairs[place]
-            (x, y), n = pair.kinds, int(pair.replicas[0])
-            self.tell(f"{count_replicas(n, x.name)} together with {y.name}")
-            low = self._utilised(needs, n, most) - 1
-            found = self._find_fewest(pair, low, most, True, asked)
-            if found is not None:
-                best, left = found, {i for i, _ in ranked}
-                ranked = [(i, m) for i, m in self._rank(pairs, best) if i in left]
-        self._pairable -= (self.plays - self._tuning - before) * each
-        return best
-
-    def _rank(
-        self, pairs: list[tuple[Array, Fleet, int]], best: Fleet | None
-    ) -> list[tuple[int, int]]:
-        """Pairs that may be cheaper than the best fleet, with the most replicas of the second kind.
-
-        Those whose replicas would be busy least come first.
-        """
-        found = []
-        for place, (needs, pair, most) in enumerate(pairs):
+        enough = min(max(int(PAIRED_REQUESTS / each), FEWEST_PLAYS), int(self._pairable / each))
+        queue = [(0.0, place) for place in range(len(pairs))]  # least busy first
+        while queue and self.plays - self._tuning <= before + enough and self._pairable > 0:
+            known, place = heappop(queue)
+            needs, pair, most = pairs[place]
             (x, y), n = pair.kinds, int(pair.replicas[0])
             if best is not None:
                 most = min(most, floor((best.cost * (1 - ROUNDING) - n * x.rent) / y.rent))
-            if most > 0:
-                found.append((_utilisation(needs, n, most), place, most))
-        return [(place, most) for busy, place, most in sorted(found) if busy <= 1]
-
-    def _utilised(self, needs: Array, first: int, most: int) -> int:
-        """How many of a second kind leave neither kind busy all the time."""
-        return next(m for m in range(1, most + 1) if _utilisation(needs, first, m) <= 1)
+            busy = _utilisation(needs, n, most) if most > 0 else inf
+            if busy > 1 or busy > known:
+                if busy <= 1:
+                    heappush(queue, (busy, place))
+                continue
+            self.tell(f"{count_replicas(n, x.name)} together with {y.name}")
+            low = next(
+                m for m in range(most) if m + 1 == most or _utilisation(needs, n, m + 1) <= 1
+            )
+            best = self._find_fewest(pair, low, most, True, asked) or best
+        self._pairable -= (self.plays - self._tuning - before) * each
+        return best
 
     # schedules
 
     def _scheduled(
-        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+        self, kinds: list[ReplicaKind], asked: CapacityQuestion, best: Fleet | None
     ) -> Fleet | None:
         """The cheapest schedule: replicas by window from what each needs alone, then played."""
-        assert asked.schedule is not None
-        demand = self.question.traffic.demand
-        some = sorted(kinds, key=lambda k: self.busy(k) * min(k.rent, k.choices[0].price))
+        assert asked.start_up is not None
+        hours, own = self.question.traffic.hours, dict[int, Configuration]()
         if best is not None:
-            mine = [self._kind_of[id(x)] for x in best.kinds]
-            some = [*mine, *(k for k in some if k not in mine)]
-        chosen = [k.choices[0] for k in some[: max(SCHEDULED_KINDS, 0)]]
-        if best is not None:
-            own = {id(self._kind_of[id(x)]): x for x in best.kinds}
-            chosen = [own.get(id(self._kind_of[id(x)]), x) for x in chosen]
             best = self.fleet(best.kinds, best.running, asked, best.reserved)
+            own = {id(self._kind_of[id(x)]): x for x in best.kinds}
+        some = sorted(kinds, key=lambda k: (id(k) not in own, self.busy(k) * k.rent))
+        chosen = [own.get(id(k), k.choices[0]) for k in some[:SCHEDULED_KINDS]]
         needs = np.array(
-            [[self._window_needs(w, x, asked) for x in chosen] for w in range(len(demand.hours))],
+            [[self._window_needs(w, x, asked) for x in chosen] for w in range(len(hours))],
             float,
         )
         factor = np.ones(len(needs))
         for _ in range(SCHEDULE_ROUNDS):
             plan = cheapest_schedule(
-                chosen, demand, asked.schedule, needs * factor[:, None], asked.limits
+                chosen, hours, asked.start_up, needs * factor[:, None], asked.limits
             )
             if plan is None:
                 break
@@ -773,36 +676,27 @@ class FleetSolver:
             factor = factor * np.where(self._late_windows(fleet, asked), SCHEDULE_STEP, 1.0)
         return best
 
-    def _window_needs(self, window: int, x: Configuration, asked: FleetQuestion) -> float:
+    def _window_needs(self, window: int, x: Configuration, asked: CapacityQuestion) -> float:
         """Replicas of a kind that one window alone needs; infinite if none do."""
         key = window, id(x), asked.load
         if key not in self._windows:
             part = self.traffic(asked.load).of_window(window)
-            self._windows[key] = self._fewest_of(part, x, asked)
-        return float(self._windows[key]) if self._windows[key] else inf
+            share = np.ones((1, part.classes, 1))
 
-    def _fewest_of(self, part: Traffic, x: Configuration, asked: FleetQuestion) -> int:
-        """Replicas that a part of the traffic needs; 0 if none do."""
-        if not len(part.requests):
-            return 1
-        share = np.ones((1, part.classes, 1))
+            def keeps(count: int) -> bool:
+                one = Fleet((x,), np.array([[count]]), share, np.zeros(1, np.int64), 0.0)
+                self.plays += 1
+                return play(part, one).meets(asked.targets)
 
-        def keeps(count: int) -> bool:
-            one = Fleet((x,), np.array([[count]]), share, np.zeros(1, np.int64), 0.0)
-            self.plays += 1
-            return play(part, one).meets(asked.targets)
+            most, high = len(part.requests), 1
+            while most and not keeps(high) and high < most:
+                high *= 2
+            low = high // 2 + 1
+            fewest = low + bisect_left(range(low, high + 1), True, key=keeps) if most else 1
+            self._windows[key] = inf if fewest > high else float(fewest)
+        return self._windows[key]
 
-        low, high = 0, 1
-        while not keeps(high):
-            low, high = high, 2 * high
-            if high > MOST_OF_BOUND * max(len(part.requests), 1) or high > 1024:
-                return 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if keeps(middle) else (middle, high)
-        return high
-
-    def _late_windows(self, fleet: Fleet, asked: FleetQuestion) -> Array:
+    def _late_windows(self, fleet: Fleet, asked: CapacityQuestion) -> Array:
         """Which windows have more late requests than all may have on average; one at least."""
         cases = list(self.stressed(fleet, asked))
         late = np.zeros(len(fleet.running))
@@ -815,7 +709,7 @@ class FleetSolver:
             late = np.maximum(late, np.bincount(traffic.window, missed, len(late)) / count)
         return np.asarray(late > min(1 - asked.targets.share, float(late.max()) * 0.999))
 
-    def _drop_unneeded(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
+    def _drop_unneeded(self, fleet: Fleet, asked: CapacityQuestion) -> Fleet:
         """A schedule without the replicas that it does not need, window by window."""
         for w in range(len(fleet.running)):
             for j in np.flatnonzero(fleet.running[w]):
@@ -839,7 +733,7 @@ class FleetSolver:
         """
         if id(replica) not in self._at_rest:
             busy = self.busy(self._kind_of[id(replica)])
-            anyone = FleetQuestion(self.question.targets, FleetLimits())
+            anyone = replace(self.question, limits=FleetLimits(), start_up=None)
             count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
             least, most = (
                 n / len(self.question.traffic.requests) for n in (MOST_AT_REST, REQUESTS_AT_REST)
@@ -848,13 +742,13 @@ class FleetSolver:
             self._at_rest[id(replica)] = self.play(self.make_steady(anyone, (replica, count)), load)
         return self._at_rest[id(replica)]
 
-    def bound(self, asked: FleetQuestion, best: Fleet) -> float:
+    def bound(self, asked: CapacityQuestion, best: Fleet) -> float:
         """Price below which no fleet is: its replicas would be busy all the time. [USD/h]
 
         A kind of which one replica costs more than a known fleet is in none that is cheaper.
         """
         kinds = [k for k in self.kinds if asked.only(k.choices[0])]
-        if asked.schedule is None:
+        if asked.start_up is None:
             kinds = [k for k in kinds if k.rent <= best.cost * (1 + ROUNDING)]
         each = np.array([self._needed(k.choices[0]) * k.rent for k in kinds])
         each = np.where(np.isfinite(each), each, np.inf).min(axis=0)
@@ -864,39 +758,6 @@ class FleetSolver:
 def costs_as(one: Fleet, other: Fleet) -> bool:
     """Whether two fleets have the same price."""
     return abs(one.cost - other.cost) <= ROUNDING * other.cost
-
-
-def within_limits(fleet: Fleet, limits: FleetLimits) -> bool:
-    """Whether a fleet is within the limits on what is rented.
-
-    Parameters
-    ----------
-    fleet
-        The fleet.
-    limits
-        GPUs in all and of a kind, host memory, power, and kinds of replica.
-    """
-    counted = [(int(n), x) for n, x in zip(fleet.replicas, fleet.kinds, strict=True) if n]
-    of_gpu = {g: sum(n * x.gpus for n, x in counted if x.gpu == g) for g in limits.gpus_of}
-    return bool(
-        len(counted) <= limits.configurations
-        and fleet.total("gpus") <= limits.gpus
-        and all(of_gpu[g] <= most for g, most in limits.gpus_of.items())
-        and fleet.total("host") <= limits.host
-        and (not isfinite(limits.power) or fleet.total("power") <= limits.power)
-    )
-
-
-def _most_within(x: Configuration, limits: FleetLimits) -> int:
-    """The most replicas of a kind that the limits allow."""
-    shares = [
-        (limits.gpus, x.gpus),
-        (limits.gpus_of.get(x.gpu, inf), x.gpus),
-        (limits.host, x.host),
-        (limits.power, x.power if isfinite(limits.power) else 0.0),
-    ]
-    most = min((bound / each for bound, each in shares if each > 0), default=inf)
-    return floor(min(most, 1e6) + ROUNDING)
 
 
 def divide(needs: Array, counts: Array) -> Array:
@@ -937,14 +798,10 @@ def divide(needs: Array, counts: Array) -> Array:
     mine, others = (
         np.where(some, each, 0.0)[order] for some, each in zip(there, (first, second), strict=True)
     )
-    rest = others.sum() - np.cumsum(others)
-    only = int((there[0] & ~there[1]).sum()), int(there[0].sum())
-    split = int(np.searchsorted(np.cumsum(mine) - rest, 0.0))  # the class with which a has as much
-    to = np.zeros(len(order))
-    to[: int(np.clip(split, *only))] = 1.0
-    if only[0] <= split < only[1]:
-        more = rest[split] + others[split] - mine[:split].sum()
-        to[split] = np.clip(more / max(mine[split] + others[split], 1e-12), 0.0, 1.0)
+    upto = np.concatenate([[0.0], np.cumsum(mine + others)])  # where a has as much as b has
+    split = np.interp(others.sum(), upto, np.arange(len(upto)))
+    split = np.clip(split, (there[0] & ~there[1]).sum(), there[0].sum())
+    to = np.clip(split - np.arange(len(order)), 0.0, 1.0)
     share[order, a], share[order, b] = to, 1 - to
     return share
 
