@@ -89,7 +89,7 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
     assert advised and all(f'<td class="text">{a["option"]}' in text for a in advised)
     assert all(run(*shlex.split(a["command"])[1:]).code == 0 for a in advised[:2])
     told = " ".join(found.err.split())
-    assert "TTFT 2s and TPOT 100ms are kvsim's default targets" in told
+    assert "TTFT 2 s and TPOT 100 ms are kvsim's default targets" in told
     assert f"Nearest plan, with {advised[0]['option']}: " in told
     assert advised[0]["command"] in told.replace("\\ ", "")
 
