@@ -154,7 +154,10 @@ def find_baseline(question: Question, search: TableSearch) -> Prediction | None:
 
 
 def find_alternatives(question: Question, search: TableSearch, chosen: int) -> list[Alternative]:
-    """The best of other techniques: three that are allowed, three that are not yet."""
+    """The best of other techniques, three that are allowed and three that are not yet.
+
+    Those that an engine runs come first.
+    """
     table, limits = search.table, question.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     best: dict[tuple[bool, str], tuple[bool, float, int]] = {}
@@ -175,6 +178,8 @@ def find_alternatives(question: Question, search: TableSearch, chosen: int) -> l
     for admitted in (True, False):
         some = sorted(entry for (okay, _), entry in best.items() if okay == admitted)
         shown += [row for *_, row in some[:MAX_SHOWN]]
+    # what no engine runs never stands above what one does
+    shown.sort(key=lambda row: not engines_running(table.technique[row].name, question.deployment))
     return [
         Alternative(
             prediction=search.replay(row),

@@ -28,6 +28,7 @@ from kvsim.planner.alternatives import (
 )
 from kvsim.planner.compositions import add_compositions
 from kvsim.planner.layers import add_placements
+from kvsim.planner.local_search import UniformPlacements
 from kvsim.planner.question import Admission, PlanLimits, Question, Workload
 from kvsim.planner.sensitivity import (
     Binding,
@@ -78,6 +79,7 @@ class ChosenPlan:
     solver: Solved
     likely: TargetProbability  # how sure the targets are kept
     table: Options  # every option, for reports
+    uniform: UniformPlacements  # those whose layers are alike, from which flips are searched
     engine_best: Prediction | None = (
         None  # of what released engines run, where none runs the choice
     )
@@ -132,9 +134,8 @@ class ChosenPlan:
 
     def flips(self) -> list[Breakpoint]:
         """Where another technique would be chosen; asks the planner again."""
-        return find_breakpoints(
-            self.question, TableSearch(self.question, self.table), self.choice.technique
-        )
+        search = TableSearch(self.question, self.table)
+        return find_breakpoints(self.question, search, self.choice.technique, self.uniform)
 
     def front(self) -> list[Prediction]:
         """Plans that no other beats in both TPOT and throughput, by TPOT."""
@@ -211,6 +212,7 @@ def answer(question: Question) -> ChosenPlan:
         ),
         likely=target_probability(question, choice),
         table=search.table,
+        uniform=placed.uniform,
         engine_best=best_runnable(question, search, row),
     )
 

@@ -184,8 +184,8 @@ class Admission:
     def __post_init__(self) -> None:
         for option, names in (("--only", self.only), ("--without", self.without)):
             for name in names:
-                if name not in TECHNIQUES:
-                    raise unknown(f"technique in {option}", name, TECHNIQUES)
+                if name not in (*TECHNIQUES, *FORMATS):
+                    raise unknown(f"technique in {option}", name, [*TECHNIQUES, *FORMATS])
         if self.engine and self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
         if self.only and not self._left():
@@ -193,8 +193,10 @@ class Admission:
 
     def _left(self) -> list[str]:
         runs = ENGINES.get(self.engine, tuple(TECHNIQUES))
-        named = [n for n in TECHNIQUES if not self.only or n in self.only]
-        return [n for n in named if n not in self.without and n in runs and TECHNIQUES[n].planned]
+        named = [n for n in TECHNIQUES if n in runs and TECHNIQUES[n].planned]
+        if self.only:  # a stack without the format's kernel refuses it
+            named = [n for n in dict.fromkeys([*named, *FORMATS]) if n in self.only]
+        return [n for n in named if n not in self.without]
 
     def check(self, deployment: Deployment) -> None:
         """Refuse losses of layers measured on another model, and engines that cannot run there.
@@ -227,7 +229,10 @@ class Admission:
             named = [parse(name) for name in self._left()]
         if self.only or self.engine:  # by name, which these have none of
             return named
-        stored = [] if self.techniques or CACHE in self.without else OWN_CACHES
+        barred = self.techniques or CACHE in self.without
+        stored = (
+            [] if barred else [t for t in OWN_CACHES if t.settings["format"] not in self.without]
+        )
         return [*named, *stored, *self.layered]
 
     def settings(
@@ -465,15 +470,6 @@ class Question:
     def between(self, one: Technique, other: Technique) -> float:
         """Known relative error between two techniques."""
         return known_difference(self.deployment, one, other) if self.error is None else self.error
-
-    def goal(self, seconds: float, batch: float) -> float:
-        """Of the objective, from the seconds of one turn of a batch; to be small."""
-        d, w = self.deployment, self.workload
-        if self.objective == "throughput":
-            return -batch * w.generate / seconds / d.gpus
-        if self.objective == "cost" and d.hardware.price is not None:
-            return d.hardware.price * d.gpus / 3600 * seconds / (batch * w.generate) * 1e6
-        return seconds
 
     @cached_property
     def weights_evidence(self) -> Evidence:

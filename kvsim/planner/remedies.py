@@ -49,6 +49,7 @@ TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
 WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
 TRIED_FURTHER = 4  # changes after one that carries less
+WORTH_FURTHER = 1.5  # times the rate of a smaller change, which a larger one then carries
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
 
@@ -341,7 +342,11 @@ def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
 
 
 def _first(freed: Iterable[_Freed]) -> _Tried | None:
-    """The first change that does; the best of those that carry hardly any load if none does."""
+    """The first change that does.
+
+    Where all carry hardly any load, the first, or a later one that carries clearly more: a target
+    twice as long that another target leaves no use for is not worth asking.
+    """
     poor: _Tried | None = None
     left = TRIED_FURTHER
     for one in freed:
@@ -359,7 +364,8 @@ def _first(freed: Iterable[_Freed]) -> _Tried | None:
             tried = _Tried(remedy, found, one.question.asked, little)
             if not little:
                 return tried
-            poor = max(poor or tried, tried, key=lambda r: r.carried.per_s)
+            least = WORTH_FURTHER * poor.carried.per_s if poor else 0.0
+            poor = tried if poor is None or tried.carried.per_s > least else poor
         left -= poor is not None
         if not left:
             break

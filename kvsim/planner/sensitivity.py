@@ -14,7 +14,6 @@ from itertools import islice
 from math import isfinite, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
 from kvsim.frozen import frozen
@@ -35,11 +34,11 @@ from kvsim.planner.alternatives import (
 )
 from kvsim.planner.layers import add_placements
 from kvsim.planner.local_search import (
+    PRICE_STRIDES,
     UniformPlacements,
     can_fill_drive,
     placement_kinds,
     search_from,
-    search_near,
 )
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -56,11 +55,9 @@ from kvsim.planner.question import (
     technique_label,
 )
 from kvsim.planner.table import (
-    SAMPLED_CONTEXTS,
     Options,
     TableSearch,
     best_row,
-    distinct,
     nearest_row,
     relax_limits,
     rows_as_good,
@@ -159,7 +156,7 @@ def solve_prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        for prediction in search_near(other.q, starts):
+        for prediction in search_from(other.q, starts, PRICE_STRIDES):
             other.include(prediction)
         better = _best_value(other)
         found[label] = 0.0 if better is None else relative_gain(value, better)
@@ -229,9 +226,9 @@ def _solve_without(
 ) -> Binding:
     """Solved without a target."""
     other = search.under(**{name: np.inf})
-    limits, value = other.q.limits.finite(), search.value(row)
-    for prediction in search_from(other.q, uniform.starts).best:
+    for prediction in search_from(other.q, uniform.starts):
         other.include(prediction)
+    limits, value = other.q.limits.finite(), search.value(row)
     found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")
@@ -329,13 +326,13 @@ class Breakpoint:
 
 
 def find_breakpoints(
-    question: Question, search: TableSearch, chosen: Technique
+    question: Question, search: TableSearch, chosen: Technique, uniform: UniformPlacements
 ) -> list[Breakpoint]:
     """Find the smallest changes of single inputs that change the chosen technique.
 
     Prompt length, host bandwidths and a fixed batch are increased and decreased by up to a factor
     of 8. Every technique competes with the settings that are best for the original question, and
-    placements are optimised again.
+    placements with the same settings in all layers are optimised again.
 
     Parameters
     ----------
@@ -345,13 +342,17 @@ def find_breakpoints(
         Table of the techniques and settings that were evaluated for it.
     chosen
         The chosen technique.
+    uniform
+        Best placements with the same settings in all layers, where the new searches start.
 
     Returns
     -------
     list of Breakpoint
         At most one for each input and direction.
     """
-    rivals = _best_settings(search)
+    limits = search.q.limits.finite()
+    best = (search.best(limits, name) for name in search.table.names)
+    rivals = [search.table.technique[row] for row in best if row is not None]
     w, d = question.workload, question.deployment
     kinds: list[tuple[str, float, Callable[[float], Question]]] = [
         ("prompt", w.prompt, lambda x: _with_prompt(question, x)),
@@ -369,27 +370,29 @@ def find_breakpoints(
     if w.batch is not None:
         batch = w.batch
         kinds.append(("batch", batch, lambda x: _with_batch(question, max(1, round(batch * x)))))
-    found = []
+    name, found = technique_label(chosen), []
     for what, value, ask in kinds:
         for direction in (BREAKPOINT_FACTORS[:3], BREAKPOINT_FACTORS[3:]):
-            flip = _first_breakpoint(ask, direction, rivals, technique_label(chosen))
+            flip = _first_breakpoint(ask, direction, lambda q: _winner(q, rivals, uniform), name)
             if flip is not None:
-                factor, name = flip
-                found.append(Breakpoint(what, factor, value * factor, name))
+                found.append(Breakpoint(what, flip[0], value * flip[0], flip[1]))
     return found
 
 
 def _first_breakpoint(
-    ask: Callable[[float], Question], factors: tuple[float, ...], rivals: list[Technique], name: str
+    ask: Callable[[float], Question],
+    factors: tuple[float, ...],
+    choose: Callable[[Question], str],
+    name: str,
 ) -> tuple[float, str] | None:
     """The factor nearest to 1 in one direction with another choice, and that choice."""
     near = 1.0
     for far in factors:
-        other = _winner(ask(far), rivals)
+        other = choose(ask(far))
         if other != name:
             for _ in range(BREAKPOINT_HALVINGS):
                 middle = float(np.sqrt(near * far))
-                tried = _winner(ask(middle), rivals)
+                tried = choose(ask(middle))
                 if tried == name:
                     near = middle
                 else:
@@ -399,22 +402,13 @@ def _first_breakpoint(
     return None
 
 
-def _winner(q: Question, rivals: list[Technique]) -> str:
-    """What is chosen of some techniques and of mixes of places, by name."""
-    search = TableSearch(q, tabulate_settings(q, rivals))
-    add_placements(q, search)
+def _winner(q: Question, rivals: list[Technique], uniform: UniformPlacements) -> str:
+    """What is chosen of some techniques and of placements, by name."""
+    search = _tabulate(q, rivals)
+    for prediction in search_from(q, uniform.starts):
+        search.include(prediction)
     row = search.chosen(q.limits.finite())
     return "" if row is None else technique_label(search.table.technique[row])
-
-
-def _best_settings(search: TableSearch) -> list[Technique]:
-    """The best settings of every technique that the user admits."""
-    limits, found = search.q.limits, []
-    for name in search.table.names:
-        row = search.best(limits.finite(), name)
-        if row is not None:
-            found.append(search.table.technique[row])
-    return found
 
 
 def _with_prompt(q: Question, factor: float) -> Question:
@@ -466,7 +460,6 @@ def pareto_front(table: Options, limits: dict[str, float]) -> list[int]:
 # the probability that targets are kept
 
 LIKELY_ENOUGH = 0.9  # what the upper end of an 80 % interval stays below
-TRIED_AT_ONCE = 15  # batches at once
 ERROR_KINDS = {"ttft": "prefill", "tpot": "decode"}
 
 
@@ -480,9 +473,9 @@ class TargetProbability:
         Probability that each target (``ttft``, ``tpot``) is met. Targets that are not set, or for
         which no prediction error was measured, are missing.
     safer
-        The largest batch of the same technique that meets each target with a probability of at
-        least ``LIKELY_ENOUGH``. None if the plan does so itself, if the batch is fixed, or if no
-        batch does.
+        The best batch of the same technique that meets each target with a probability of at least
+        ``LIKELY_ENOUGH``. None if the plan does so itself, if the batch is fixed, or if no batch
+        does.
     """
 
     kept: dict[str, float]
@@ -550,37 +543,14 @@ def probability_below(error: KnownError, factor: float) -> float:
 def _find_safer(
     question: Question, choice: Prediction, known: dict[str, KnownError]
 ) -> Prediction | None:
-    """The largest batch below the choice's at which the upper ends of the intervals are within."""
-    t, w = choice.technique, question.workload
-    if w.batch is not None:
+    """The best batch of the choice's technique with the upper end of each interval within."""
+    if question.workload.batch is not None:
         return None
-    parts = t.tiles()
-    least, most = 0, int(choice.batch[0]) // parts  # in parts: none known to be safe, known not
-    while most - least > 1:
-        tried = distinct(np.round(np.linspace(least, most, TRIED_AT_ONCE + 2)[1:-1]))
-        tried = tried[(tried > least) & (tried < most)]
-        found = w.predict(t, question.deployment, parts * tried, SAMPLED_CONTEXTS)
-        unsafe = np.flatnonzero(_exceeds_targets(question, found, known))
-        stop = int(unsafe[0]) if unsafe.size else tried.size
-        most = int(tried[stop]) if unsafe.size else most
-        least = int(tried[stop - 1]) if stop else least
-    while least > 0:  # the sum over all contexts may differ a little from that over a few
-        found = w.predict(t, question.deployment, np.array([float(parts * least)]))
-        if not _exceeds_targets(question, found, known)[0]:
-            return found
-        least -= 1
-    return None
-
-
-def _exceeds_targets(
-    question: Question, found: Prediction, known: dict[str, KnownError]
-) -> NDArray[np.bool]:
-    """Where the upper end of some interval is beyond its target, by batch."""
-    late = np.zeros(found.batch.size, dtype=bool)
-    for target, error in known.items():
-        times = np.nan_to_num(getattr(found, f"{target}_s"))
-        late |= times * error.high > getattr(question.limits, target)
-    return late
+    limits = {name: getattr(question.limits, name) / error.high for name, error in known.items()}
+    search = _tabulate(question.with_limits(**limits), [choice.technique])
+    search.refine()
+    row = search.optimum(search.q.limits.finite())
+    return None if row is None else search.replay(row)
 
 
 # no plan

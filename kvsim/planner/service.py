@@ -13,7 +13,6 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.load import (
@@ -30,12 +29,9 @@ from kvsim.planner.load import (
 )
 from kvsim.planner.question import Question, narrower_formats, needed_option, simplicity_rank
 from kvsim.planner.table import (
-    SAMPLED_CONTEXTS,
     Options,
     TableSearch,
     as_good_as_best,
-    candidate_batches,
-    measures,
     tabulate,
 )
 from kvsim.prediction.generate import Prediction
@@ -295,10 +291,9 @@ class ServiceSearch:
         self.q = question
         self.rates = RateSearch(question.load, question.asked)
         self.considered = 0
-        self._tables: dict[tuple[int, bool], TableSearch] = {}
+        self._tables: dict[tuple[int, bool, str], TableSearch] = {}
         self._costs: dict[tuple[str, int, bool], StepCosts] = before._costs if before else {}
         self._slower: dict[tuple[int, str], Slower] = before._slower if before else {}
-        self._plain: dict[int, dict[str, Array]] = {}
         self._alone: dict[tuple[str, int], dict[str, float]] = {}
 
     def under(self, **times: float) -> "ServiceSearch":
@@ -306,12 +301,12 @@ class ServiceSearch:
         some = tuple(q.with_limits(**times) for q in self.q.deployments)
         asked: ServiceLevel = replace(self.q.asked, **times)
         other = ServiceSearch(replace(self.q, deployments=some, asked=asked), self)
-        other._alone, other._plain = self._alone, self._plain
+        other._alone = self._alone
         pairs = zip(self.q.deployments, some, strict=True)
         moved = {id(before): after for before, after in pairs}
         other._tables = {
-            (id(moved[key]), every): table.under(**times)
-            for (key, every), table in self._tables.items()
+            (id(moved[key]), *which): table.under(**times)
+            for (key, *which), table in self._tables.items()
         }
         return other
 
@@ -324,61 +319,45 @@ class ServiceSearch:
 
     # closed form
 
-    def table(self, question: Question, every: bool = False) -> TableSearch:
+    def table(self, question: Question, every: bool = False, named: str = "") -> TableSearch:
         """Settings and batches on one deployment for equal requests.
 
         Parameters
         ----------
         every
             Whether what no engine runs is considered too.
+        named
+            The only technique to consider; empty for all.
         """
-        q, key = question, (id(question), every)
+        q, key = question, (id(question), every, named)
         if key not in self._tables:
             names = [
                 t.name for t in q.admission.candidates() if q.admission.has_drafter(t, q.deployment)
             ]
+            names = [n for n in names if n == named] if named else names
             if not (every or q.admission.only or q.admission.engine):
                 names = [n for n in names if served_by(n, q.deployment)]
                 names = [] if full_weights(q.deployment) >= q.limits.gpu_memory else names
             search = TableSearch(q, tabulate(q, tuple(names)) if names else Options())
             search.drafts()
-            self.considered += len(search.table)
+            self.considered += 0 if named else len(search.table)
             self._tables[key] = search
         return self._tables[key]
 
     def plain(self, question: Question) -> Candidate | None:
-        """Full KV at its largest batch on one deployment; None where it may not run or not fit."""
-        q, t = question, parse(FULL)
-        if full_weights(q.deployment) >= q.limits.gpu_memory:
+        """Full KV at its best batch on one deployment; None where it may not run or not fit."""
+        if question.weights_lose:
             return None
-        names = {x.name for x in q.admission.candidates()}
-        runs = q.admission.engine or self.q.research or served_by(FULL, q.deployment)
-        if FULL not in names or q.weights_lose or t.refuses(q.deployment) or not runs:
-            return None
-        if id(q.deployment) not in self._plain:
-            batches = candidate_batches(q, t)
-            if not batches.size:
-                return None
-            some = q.workload.predict(t, q.deployment, batches, SAMPLED_CONTEXTS)
-            self._plain[id(q.deployment)] = measures(some)
-        found = self._plain[id(q.deployment)]
-        slower = self.slower(q, t)
-        fits = found["gpu_memory"] <= q.limits.gpu_memory
-        if not fits.any():
-            fits = found["gpu_memory"] <= NEARLY_FITS * q.limits.gpu_memory
-        within = fits & (found["ttft"] * slower.prefill <= q.limits.ttft)
-        within &= found["tpot"] * slower.decode <= q.limits.tpot
-        rows = np.flatnonzero(within if within.any() else fits)
-        if not rows.size:
-            return None
-        rates = -found["throughput"][rows]
-        rate = float(rates.max() if within.any() else rates[0])  # the first is the quickest
-        per_s = rate * q.deployment.gpus / q.workload.generate
-        return Candidate(q, t, per_s, per_s / q.deployment.gpus, q.weights_evidence)
+        return next(self.candidates(question, self.q.research, FULL), None)
 
-    def candidates(self, question: Question, every: bool = False) -> Iterator[Candidate]:
-        """The best settings of each technique on one deployment, admitted or not."""
-        q, search = question, self.table(question, every)
+    def candidates(
+        self, question: Question, every: bool = False, named: str = ""
+    ) -> Iterator[Candidate]:
+        """The best settings of each technique on one deployment, admitted or not.
+
+        The parameters are those of :meth:`table`.
+        """
+        q, search = question, self.table(question, every, named)
         columns, table = search.table.columns, search.table
         for name in table.names:
             for row in self._best_rows(q, search, name):
@@ -486,17 +465,16 @@ class ServiceSearch:
             c, costs = candidate, self.costs(candidate, settings, rough)
         except InputError:
             return None
+        block = self.q.load.requests.block_tokens
+        unable = self.q.load.reuses and not costs.shares_prefixes(block)
+        if unable and not (c.engines or c.question.admission.only):
+            return None
         each, replicas = value_of_rate(self.q, c.deployment), self.q.replicas(c.deployment)
         least = least / each if each else 0.0
         slower = self.slower(c.question, c.technique)
         begin = 0.0 if kept else guess or SATURATED * c.guess
         step = RATE_STEP if kept else ROUGH_STEP
-        try:
-            found = self.rates.carried(costs, begin, slower, replicas, step, least, kept)
-        except InputError:  # a technique that keeps too little of a prompt to share its prefix
-            if c.engines or c.question.admission.only:
-                raise
-            return None
+        found = self.rates.carried(costs, begin, slower, replicas, step, least, kept)
         if found is None:
             return None
         value = found.each_per_s * each

@@ -249,32 +249,32 @@ def evaluate(question: Question, technique: Technique, batch: Column) -> Options
     -------
     A row per setting and batch.
     """
-    q, admission = question, question.admission
-    prediction = q.workload.predict(technique, q.deployment, batch, SAMPLED_CONTEXTS)
-    settings = technique.rows()
+    w, d = question.workload, question.deployment
+    return list_rows(question, w.predict(technique, d, batch, SAMPLED_CONTEXTS))
+
+
+def list_rows(question: Question, prediction: Prediction) -> Options:
+    """Return a row for each setting and batch of a prediction."""
+    q, admission, batch = question, question.admission, prediction.batch
+    settings = prediction.technique.rows()
     shape = (len(settings), batch.size)
-    measured = {
-        name: (np.zeros(shape) + values).ravel() for name, values in measures(prediction).items()
-    }
     known = [admission.evidence(s, q.deployment, q.workload.length) for s in settings]
-    admitted = {
-        "loss": np.repeat([admission.loss(e) for e in known], batch.size),
-        "harm": np.repeat([admission.harm(e) for e in known], batch.size),
-        "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
-        "idle": np.repeat([float(does_nothing(s)) for s in settings], batch.size),
-        "idealised": np.repeat([_is_idealised(q, s) for s in settings], batch.size),
+    judged = {
+        "loss": [admission.loss(e) for e in known],
+        "harm": [admission.harm(e) for e in known],
+        "assumed": [float(bool(s.assumes)) for s in settings],
+        "idle": [float(does_nothing(s)) for s in settings],
+        "idealised": [float(bool(s.needs_kernel(q.deployment.stack.name))) for s in settings],
     }
+    columns = {k: (np.zeros(shape) + v).ravel() for k, v in measures(prediction).items()}
+    columns |= {k: np.repeat(v, batch.size) for k, v in judged.items()}
     return Options(
         [s for s in settings for _ in range(batch.size)],
-        np.full(len(settings) * batch.size, technique.name),
+        np.full(len(settings) * batch.size, prediction.technique.name),
         [e for e in known for _ in range(batch.size)],
         np.tile(batch, len(settings)),
-        measured | admitted,
+        columns,
     )
-
-
-def _is_idealised(question: Question, technique: Technique) -> float:
-    return float(bool(technique.needs_kernel(question.deployment.stack.name)))
 
 
 def measures(prediction: Prediction) -> dict[str, Column]:
@@ -517,14 +517,7 @@ class TableSearch:
 
     def include(self, found: Prediction) -> int:
         """A row for a technique that the table has not, already replayed."""
-        t, admission = found.technique, self.q.admission
-        known = admission.evidence(t, self.q.deployment, self.q.workload.length)
-        columns = measures(found)
-        columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
-        columns |= {"harm": np.array([admission.harm(known)]), "idle": np.zeros(1)}
-        columns |= {"idealised": np.array([_is_idealised(self.q, t)])}
-        name = np.array([t.name])
-        self.table.add(Options([t], name, [known], found.batch, columns))
+        self.table.add(list_rows(self.q, found))
         row = len(self.table) - 1
         self._replays[row] = found
         return row

@@ -102,13 +102,16 @@ class Answer:
         """Return the blocks that a terminal shows above the tables."""
         return [self.verdict, *map(Hanging, self.notes), BLANK]
 
-    def body(self, brief: int = 0) -> list[Block]:
+    def body(self, brief: int = 0, changes: int = MAX_CHANGES) -> list[Block]:
         """Return the blocks that a terminal shows below the tables.
 
         Parameters
         ----------
         brief
             Number of sentences of evidence to show, with the other sections abridged; 0 for all.
+        changes
+            Number of changes that a brief answer lists; with fewer than usual, it also leaves out
+            what cannot run.
         """
         blocks: list[Block] = []
         for heading, lines in self.sections():
@@ -118,11 +121,12 @@ class Answer:
                 lines = [" ".join(lines[:brief])]
             elif brief and heading == "Runner-up":
                 continue  # a row of the table
-            elif brief and heading == "Left out":
+            elif brief and heading == "Left out" and changes < MAX_CHANGES:
+                continue
+            elif brief and heading in ("Assumed", "Left out"):
                 lines = ["; ".join(line.rstrip(".") for line in lines) + "."]
-            elif brief and len(lines) > MAX_CHANGES + 1 and heading == "What to change":
-                more = f"{len(lines) - MAX_CHANGES} more with --verbose."
-                lines = [*lines[:MAX_CHANGES], more]
+            elif brief and heading == "What to change" and (cut := self._cut(changes)):
+                lines = [*lines[:changes], f"{len(cut)} more with --verbose."]
             if heading == "How to run it" and (found := COMMAND.match(lines[0])):
                 engine, line, needs = found.groups()
                 blocks += [f"How to run it with {engine}{needs or ''}:", Command(line)]
@@ -135,16 +139,21 @@ class Answer:
             )
         return blocks
 
-    def rest(self, brief: int) -> list[Block]:
+    def _cut(self, changes: int) -> Sequence[str]:
+        """Return the changes that a brief answer does not list; one too many is listed."""
+        return self.changes[changes:] if len(self.changes) > changes + 1 else ()
+
+    def rest(self, brief: int, changes: int = MAX_CHANGES) -> list[Block]:
         """Return the blocks that :meth:`body` leaves out, for ``--verbose``.
 
         Parameters
         ----------
-        brief
-            The number that was given to :meth:`body`.
+        brief, changes
+            The numbers that were given to :meth:`body`.
         """
-        cut = self.changes[MAX_CHANGES:] if len(self.changes) > MAX_CHANGES + 1 else ()
-        told = (*cut, *([self.runner_up] if self.runner_up else []), *self.evidence[brief:])
+        told = [*self._cut(changes), *([self.runner_up] if self.runner_up else [])]
+        told += self.evidence[brief:]
+        told += self.left_out if changes < MAX_CHANGES else ()
         return [Items(told)] if told else []
 
     def tiles(self) -> Iterator[tuple[str, str, str]]:

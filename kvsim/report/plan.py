@@ -13,7 +13,7 @@ from kvsim.planner.question import needed_option
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.report import caveats, evidence, names, units
-from kvsim.report.answer import BRIEF, SENTENCE, Answer, verdict
+from kvsim.report.answer import BRIEF, MAX_CHANGES, SENTENCE, Answer, verdict
 from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     SPOKEN,
@@ -112,13 +112,18 @@ def make_result(
         title += f", {names.describe_price(hardware)}"
     ways = [(len(some), BRIEF), (len(some), 1), (BRIEF_ROWS, 1), (BRIEF_ROWS - 1, 1)]
     blocks: list[Block] = []
-    for most, sentences in ways:  # the fullest that fits on a screen
+    # the fullest that fits on a screen
+    for most, sentences, changes in [
+        *((*way, MAX_CHANGES) for way in ways),
+        *((*ways[-1], fewer) for fewer in range(MAX_CHANGES - 1, 0, -1)),
+    ]:
         brief = replace(_table(some[:most], fields), note=count_hidden(len(compared) - most))
-        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences)]
+        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences, changes)]
         if count_lines(blocks) <= MAX_LINES:
             break
     more: list[Block] = [shown, BLANK] if brief.note else []
-    more += [*(f"Note{note}" for note in notes), *answer.rest(sentences), ground, not_modelled]
+    more += [*(f"Note{note}" for note in notes), *answer.rest(sentences, changes)]
+    more += [ground, not_modelled]
     more += [_searched(fields["solver"])]
     if pareto:
         fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
@@ -359,7 +364,8 @@ def _table(rows: Sequence[Row], answer: Row) -> Table:
 def _write_settings(row: Row) -> str:
     """Settings of a row, and that no engine runs it, if so."""
     given = {**row, "params": chosen_settings(row["technique"], row["params"])}
-    return "; ".join(filter(None, [settings(given), "" if row["engines"] else "runs in no engine"]))
+    told = row["engines"] or row["standing"] == "choice"  # of which the verdict says it
+    return "; ".join(filter(None, [settings(given), "" if told else "runs in no engine"]))
 
 
 def thin_out(rows: Sequence[Row]) -> list[Row]:
@@ -698,7 +704,8 @@ def _binding(plan: ChosenPlan, b: Binding) -> str:
 def _name(prediction: Prediction) -> str:
     """A technique with its settings, as the command line takes it."""
     t = prediction.technique
-    return "full KV" if t.name == "full" else notation({"technique": label(t), "params": params(t)})
+    chosen = chosen_settings(label(t), params(t))
+    return "full KV" if t.name == "full" else notation({"technique": label(t), "params": chosen})
 
 
 def _describe_times(prediction: Prediction) -> str:
@@ -714,9 +721,9 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     if p.technique.streams_weights and p.batch[0] > 1:
         batch = int(p.batch[0])
         yield (
-            f"This rate is that of closed batches: all {units.integer(batch)} prompts share each "
-            f"transfer of the weights. `kvsim simulate` with --max-seqs {batch} --max-tokens "
-            f"{batch * p.prompt} plays them."
+            f"The rate is that of closed batches, whose {units.integer(batch)} prompts share each "
+            f"transfer of the weights: `kvsim simulate --max-seqs {batch} --max-tokens "
+            f"{batch * p.prompt}` plays them."
         )
     if not able:
         name = phrase_technique(p.technique)
@@ -726,9 +733,11 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
         other = plan.engine_best
         if other is not None:
             yield (
-                f"The best that a released engine runs: {_name(other)}, batch "
-                f"{units.integer(number(other.batch))}: {_describe_times(other)} "
-                f"({join_titles(list_engines(other))})."
+                f"The best that {join_titles(list_engines(other))} can run: {_name(other)}, batch "
+                f"{units.integer(number(other.batch))}: TTFT "
+                f"{units.seconds(number(other.ttft_s))}, TPOT "
+                f"{units.seconds(number(other.tpot_s))}, {units.rate(number(other.output_tok_s))} "
+                "output tok/s."
             )
         return
     asked = plan.question.admission.engine

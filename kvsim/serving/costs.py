@@ -609,6 +609,28 @@ class StepCosts(ReplicaMemory):
         """
         return self._changed(self._own_tables, rules)
 
+    def least_growth(self, tokens: int) -> int:
+        """Return the least memory on a GPU that a sequence takes for some more tokens. [B]
+
+        Parameters
+        ----------
+        tokens
+            How many more; counted in whole blocks of the cache, at least one. [tokens]
+        """
+        blocks = max(tokens // self.rules.block_tokens, 1)
+        tables = (self.tables.gpu_bytes, self.tables.prompt_bytes)
+        return min(int((t[blocks:] - t[:-blocks]).min(initial=t[-1])) for t in tables)
+
+    def shares_prefixes(self, tokens: int) -> bool:
+        """Whether every token of a prompt stays on the GPU, so that prompts can share prefixes.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of a block that prompts may share. [tokens]
+        """
+        return self.least_growth(tokens) >= tokens // self.rules.block_tokens
+
     def reaches(self, other: "StepCosts") -> bool:
         """Whether these tables hold all that other costs of the same passes need.
 

@@ -511,12 +511,9 @@ def _part_bytes(costs: StepCosts, requests: Requests) -> int:
             f"--block-tokens: got {block}; expected a divisor of {tokens}, the trace's tokens per "
             f"prefix block"
         )
-    count = tokens // block
-    tables = (costs.tables.gpu_bytes, costs.tables.prompt_bytes)
-    least = min(int((t[count:] - t[:-count]).min(initial=t[-1])) for t in tables)
-    if least < count and requests.block_tokens:
+    if requests.block_tokens and not costs.shares_prefixes(tokens):
         raise InputError(
             f"--prefix-caching: {costs.technique} does not keep every prompt token, so prefixes "
             f"cannot be shared; omit it or choose a technique that keeps them"
         )
-    return max(least // count, 0)
+    return max(costs.least_growth(tokens) // (tokens // block), 0)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -45,21 +45,6 @@ def test_drafts_beside_those_of_a_setting(gamma: int, beside: list[int]) -> None
 # bounds, limits and objectives
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_objectives_of_a_turn_are_those_of_its_prediction(tp: int) -> None:
-    d, w = deployment(tp=tp), Workload(1000, 20)
-    p = w.predict(parse("full"), d, np.array([8.0]))
-    turn = float(p.request_s[0])
-
-    def objective(name: str) -> float:
-        q = SimpleNamespace(deployment=d, workload=w, objective=name)
-        return Question.goal(cast(Question, q), turn, 8.0)
-
-    assert objective("cost") == pytest.approx(float(p.usd_per_million()[0]), rel=1e-12)
-    assert objective("throughput") == pytest.approx(-float(p.output_tok_s[0]) / tp, rel=1e-12)
-    assert objective("latency") == turn
-
-
 def test_nothing_may_be_lost_or_assumed_unless_the_user_says_so() -> None:
     limits = PlanLimits(40e9, 100e9)
     assert limits.finite() == {"gpu_memory": 40e9, "host_memory": 100e9, "loss": 0, "assumed": 0}
@@ -87,29 +72,19 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
         assert find_waves(replace(q, workload=other), choice) is None
 
 
-@pytest.mark.parametrize(
-    ("choice", "limit", "safe"), [(2, 1.5, 1), (100, 41.0, 41), (9, 0.5, None)]
-)
-def test_the_safe_batch_is_looked_for_below_the_choice(
-    choice: int, limit: float, safe: int | None
-) -> None:
-    """The first token takes a second per sequence; no batch is tried that has none."""
-
-    def predict(t: Any, d: Any, batch: np.ndarray, contexts: int = 0) -> Any:
-        assert batch.size and (batch >= 1).all() and (batch < choice).all()
-        return SimpleNamespace(batch=batch, ttft_s=batch)
-
-    asked = SimpleNamespace(
-        workload=SimpleNamespace(batch=None, predict=predict),
-        deployment=None,
-        limits=SimpleNamespace(ttft=limit),
-    )
-    chosen = SimpleNamespace(
-        technique=SimpleNamespace(tiles=lambda: 1), batch=np.array([float(choice)])
-    )
-    known = {"ttft": KnownError(None, "", 1.0, 1.0, True)}
-    found = sensitivity._find_safer(cast(Question, asked), cast(Prediction, chosen), known)
-    assert (found and found.batch.tolist()) == (safe and [safe])
+def test_the_safer_batch_is_the_largest_whose_intervals_are_within() -> None:
+    """The upper end of the interval of the TTFT is 1.3 times the prediction."""
+    d = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("vllm"))
+    limits = PlanLimits(40 * GIB, 64 * GIB, ttft=2.0)
+    q = Question(d, Workload(2048, 128), "throughput", limits)
+    known = {"ttft": KnownError(None, "", 0.8, 1.3, True)}
+    choice = q.workload.predict(parse("full"), d, np.array([24.0]))
+    found = sensitivity._find_safer(q, choice, known)
+    assert found is not None
+    batch = float(found.batch[0])
+    late = q.workload.predict(parse("full"), d, np.array([batch + 1]))
+    assert float(found.ttft_s[0]) * 1.3 <= 2.0 < float(late.ttft_s[0]) * 1.3
+    assert sensitivity._find_safer(q.with_limits(ttft=0.05), choice, known) is None
 
 
 def test_a_row_that_just_meets_its_limits_is_in_time() -> None:

@@ -154,12 +154,12 @@ def test_placements_beyond_a_memory_have_no_goal(monkeypatch: pytest.MonkeyPatch
     )
     own = SimpleNamespace(q=ASKED, _predicted=lambda *_: True)
     trials = Trials(("full", 1), np.ones(3), np.zeros((3, 1, 5)))
-    goals, _ = BatchEvaluator._goals(cast(Any, own), trials, 0)
+    goals, _ = BatchEvaluator._goals(cast(Any, own), trials)
     assert goals.tolist() == [0.0, np.inf, np.inf]
 
 
 def test_the_least_on_the_disk_leaves_what_the_host_has_room_for() -> None:
-    def predict(trials: Trials, _: int) -> Any:
+    def predict(trials: Trials) -> Any:
         return SimpleNamespace(host_bytes=400 * GIB * (1 - trials.shares[:, 0, local_search.DISK]))
 
     own = SimpleNamespace(q=ASKED, _predicted=predict)
