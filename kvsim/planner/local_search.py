@@ -16,7 +16,6 @@ streaming is never quicker than not streaming.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import groupby, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import Question
 from kvsim.planner.table import LIMIT_SLACK, SAMPLED_CONTEXTS, measures
 from kvsim.prediction.generate import Prediction
@@ -65,8 +63,8 @@ class Trials:
     batch
         Of each. (n,) [sequences]
     shares
-        Of the layers of each shape: on the host, recomputed, for the CPU, streamed weights, and on
-        the disk of what the host would have. (n, k, 5)
+        Of every layer: on the host, recomputed, for the CPU, streamed weights, and on the disk of
+        what the host would have. (n, 5)
     """
 
     kind: Kind
@@ -89,13 +87,13 @@ class Trials:
     def streaming(self, share: Array | float) -> "Trials":
         """The same with a share of their weights streamed. (n,)"""
         shares = self.shares.copy()
-        shares[..., STREAMED] = np.round(np.reshape(share, (-1, 1)), SHARE_DIGITS)
+        shares[:, STREAMED] = np.round(share, SHARE_DIGITS)
         return replace(self, shares=shares)
 
     def on_disk(self, share: Array | float) -> "Trials":
         """The same with a share of what the host would have on the disk. (n,)"""
         shares = self.shares.copy()
-        shares[..., DISK] = np.reshape(share, (-1, 1))
+        shares[:, DISK] = share
         return replace(self, shares=shares)
 
     @property
@@ -103,27 +101,11 @@ class Trials:
         """Number of parts of the batch that pass through a layer one after another."""
         return self.kind[1]
 
-    def technique(self, deployment: Deployment, prompt: int) -> Technique:
+    def technique(self, prompt: int) -> Technique:
         """All of them, with settings along the axis of batches."""
-        known: dict[bytes, Place] = {}
-        places = []
-        for shape in range(self.shares.shape[1]):
-            key = self.shares[:, shape].tobytes()
-            if key not in known:
-                known[key] = self._place(shape, prompt)
-            places.append(known[key])
-        return _place_layers(deployment, places)
-
-    def named(self, row: int, deployment: Deployment, prompt: int) -> Technique:
-        """One of them, each layer by the name of the simplest technique that does it."""
-        known: dict[Term, Term] = {}
-        terms = (_name_place(prompt, self.parts, *s) for s in self.shares[row].tolist())
-        return _place_layers(deployment, [known.setdefault(term, term) for term in terms])
-
-    def _place(self, shape: int, prompt: int) -> Place:
-        host, split, cpu, streamed, disk = (_as_setting(x) for x in self.shares[:, shape].T)
+        host, split, cpu, streamed, disk = map(_as_setting, self.shares.T)
         tokens = np.floor(np.asarray(split) * prompt + TOKEN_ROUNDING)
-        return Place(
+        place = Place(
             host_share=host,
             split=tokens if np.any(tokens) else 0.0,
             cpu_share=cpu,
@@ -132,6 +114,12 @@ class Trials:
             weights_disk=disk if positive(streamed) else 0.0,
             parts=self.parts,
         )
+        return Technique((Layers((place,)),))
+
+    def named(self, row: int, prompt: int) -> Technique:
+        """One of them, by the name of the simplest technique that does it."""
+        term = _name_place(prompt, self.parts, *self.shares[row].tolist())
+        return Technique((Layers((term,)),))
 
 
 def _as_setting(share: Array) -> Array | float:
@@ -167,19 +155,6 @@ def _name_place(
 
 def _round_share(share: float) -> float:
     return 0.0 if share < NO_SHARE else round(min(share, 1.0), 6)
-
-
-def _place_layers(deployment: Deployment, terms: Sequence[Term]) -> Technique:
-    """What layers of each shape do, as ranges of the model's layers."""
-    order = [s for block, count in deployment.shard.layout for s in block * count]
-    shapes = list(dict.fromkeys(order))
-    sequence = [terms[shapes.index(shape)] for shape in order]
-    layers, first = [], 0
-    for _, some in groupby(sequence, key=id):
-        count = len(list(some))
-        layers.append(Layers((sequence[first],), first, first + count - 1))
-        first += count
-    return Technique((Layers(layers[0].terms),) if len(layers) == 1 else tuple(layers))
 
 
 @frozen
@@ -307,7 +282,7 @@ class BatchEvaluator:
         """The objective of each, and how late it is. (2, n)"""
         found = np.full((2, len(trials)), np.inf)
         limits = self.q.limits
-        streaming = trials.shares[..., STREAMED].any(axis=1)
+        streaming = trials.shares[:, STREAMED] > 0
         for rows in (np.flatnonzero(streaming), np.flatnonzero(~streaming)):
             predicted = self._predicted(trials.rows(rows)) if rows.size else None
             if predicted is None:
@@ -337,7 +312,7 @@ class BatchEvaluator:
         """All of them in one evaluation; nothing where the engine refuses."""
         w, d = self.q.workload, self.q.deployment
         try:
-            t = trials.technique(d, w.prompt)
+            t = trials.technique(w.prompt)
             return None if t.refuses(d) else w.predict(t, d, trials.batch, SAMPLED_CONTEXTS)
         except InputError:
             return None
@@ -408,7 +383,7 @@ def _keep_near_best(
     for x in kinds.values():
         if not len(x.trials):
             continue
-        places = np.column_stack([x.trials.batch, x.trials.shares.reshape(len(x.trials), -1)])
+        places = np.column_stack([x.trials.batch, x.trials.shares])
         first = np.sort(np.unique(places, axis=0, return_index=True)[1])
         merits = x.merits[first]
         good = (merits <= top + far * abs(top)) | (merits >= LATE_MERIT) & (x.late[first] <= far)
@@ -438,12 +413,12 @@ def _step(
 
 def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[Trials, Rows]:
     """Trials around some, with other shares or at other batches, and which each is of."""
-    moves = _share_moves(trials, strides)  # (m, k, 5)
+    moves = _share_moves(trials, strides)
     shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
     shares = np.where(moves, np.round((shares + moves) / SHARE_GRID) * SHARE_GRID, shares)
     of = np.repeat(np.arange(len(trials)), len(moves))
     batch = trials.batch[of]
-    shares = shares.reshape(of.size, trials.shares.shape[1], DISK + 1)
+    shares = shares.reshape(of.size, DISK + 1)
     if free:
         others, whose = _near_batches(trials)
         before = trials.shares[whose]
@@ -457,41 +432,36 @@ def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[T
 
 def _clip_shares(shares: Array, before: Array) -> NDArray[np.bool]:
     """Which shares are possible, and do the same things as those before; splits are cut. (n,)"""
-    shares[..., SPLIT] = np.minimum(shares[..., SPLIT], shares[..., HOST])
-    whole = shares[..., HOST] + shares[..., CPU]
-    same = (shares[..., :3] > 0) == (before[..., :3] > 0)
-    possible: NDArray[np.bool] = same.all(axis=(1, 2)) & (whole <= 1 + SHARE_GRID / 2).all(axis=1)
+    shares[:, SPLIT] = np.minimum(shares[:, SPLIT], shares[:, HOST])
+    whole = shares[:, HOST] + shares[:, CPU]
+    same = (shares[:, :3] > 0) == (before[:, :3] > 0)
+    possible: NDArray[np.bool] = same.all(axis=1) & (whole <= 1 + SHARE_GRID / 2)
     return possible
 
 
 def _keep_bytes(shares: Array, ratio: Array) -> Array:
-    """Shares at another batch that keep as many bytes of caches on the GPU. (n, k, 5)"""
+    """Shares at another batch that keep as many bytes of caches on the GPU. (n, 5)"""
     found = shares.copy()
-    here = 1 - shares[..., HOST] - shares[..., CPU]
-    key = np.where(shares[..., CPU] > 0, CPU, HOST)[..., None]
-    away = np.take_along_axis(shares, key, axis=2)
-    moved = away + (here * (1 - ratio[:, None]))[..., None]
+    here = 1 - shares[:, HOST] - shares[:, CPU]
+    key = np.where(shares[:, CPU] > 0, CPU, HOST)[:, None]
+    away = np.take_along_axis(shares, key, axis=1)
+    moved = away + (here * (1 - ratio))[:, None]
     moved = np.where((away > 0) & (away < 1), np.ceil(moved / SHARE_GRID) * SHARE_GRID, away)
-    np.put_along_axis(found, key, moved, axis=2)
+    np.put_along_axis(found, key, moved, axis=1)
     return found
 
 
 def _share_moves(trials: Trials, strides: tuple[int, ...]) -> Array:
-    """Changes of shares: one of one shape or of all shapes, or two against each other. (m, k, 5)"""
-    count = trials.shares.shape[1]
-    same = (trials.shares == trials.shares[:, :1]).all()
-    groups = [list(range(count))] + ([[u] for u in range(count)] if count > 1 else [])
-    if same and strides == STRIDES:
-        groups = groups[:1]
+    """Changes of shares: one, or two against each other. (m, 5)"""
     steps = SHARE_GRID * np.array([*strides, *(-s for s in strides)])
-    found = [np.zeros((0, count, DISK + 1))]
-    for group, changed in product(groups, SHARE_CHANGES):
-        mine = trials.shares[:, group][:, :, list(changed)]
-        if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):
+    found = [np.zeros((0, DISK + 1))]
+    for changed in SHARE_CHANGES:
+        mine = trials.shares[:, list(changed)]
+        if not (mine > 0).any(axis=0).all() or (CPU in changed and (mine == 1).any()):
             continue
-        moves = np.zeros((steps.size, count, DISK + 1))
+        moves = np.zeros((steps.size, DISK + 1))
         for key, sign in changed.items():
-            moves[:, group, key] = sign * steps[:, None]
+            moves[:, key] = sign * steps
         found.append(moves)
     return np.concatenate(found)
 
@@ -643,17 +613,15 @@ class UniformPlacements:
 def search_uniform(question: Question) -> UniformPlacements:
     """The best of all kinds at every batch up to the largest."""
     w, together, most = question.workload, BatchEvaluator(question), largest_placed(question)
-    shapes = {shape for block, _ in question.deployment.shard.layout for shape in block}
     starts = []
     for kind, grid in placement_kinds(question).items():
         parts = kind[1]
         batches = grid_of_batches(most, parts) if w.batch is None else np.array([float(w.batch)])
         if not batches.size or (w.batch is not None and w.batch % parts):
             continue
-        shares = np.zeros((batches.size, len(grid), len(shapes), DISK + 1))
-        shares[..., :3] = np.array(grid)[None, :, None]
-        rows = shares.reshape(-1, *shares.shape[2:])
-        trials = Trials(kind, np.repeat(batches, len(grid)), rows)
+        shares = np.zeros((batches.size * len(grid), DISK + 1))
+        shares[:, :3] = np.tile(grid, (batches.size, 1))
+        trials = Trials(kind, np.repeat(batches, len(grid)), shares)
         starts.append(_best_by_doubling(together.played(trials)))
     found, seen = _walk(together, starts, STRIDES)
     tops = [x.best(SHOWN_PER_KIND) for x in found]
@@ -685,7 +653,7 @@ def _predict_best(together: BatchEvaluator, tops: list[Scored]) -> list[Predicti
     for top in tops:
         for row, batch in enumerate(top.trials.batch):
             trial = together.without_slivers(top.rows(np.array([row])))
-            best.append(w.predict(trial.named(0, d, w.prompt), d, np.array([batch])))
+            best.append(w.predict(trial.named(0, w.prompt), d, np.array([batch])))
     return best
 
 

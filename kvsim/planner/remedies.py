@@ -6,7 +6,7 @@ options that ask for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from itertools import product
 from math import floor, log10
 
@@ -32,6 +32,7 @@ from kvsim.planner.question import (
 )
 from kvsim.planner.service import (
     LAYOUTS_TRIED,
+    ROUGH_STEP,
     Candidate,
     PlayedOption,
     ServiceQuestion,
@@ -49,7 +50,7 @@ TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
 WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
 TRIED_FURTHER = 4  # changes after one that carries less
-WORTH_FURTHER = 1.5  # times the rate of a smaller change, which a larger one then carries
+WORTH_FURTHER = 1.5  # times the rate, which a target twice as long must carry to be named
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
 
@@ -68,13 +69,21 @@ class _Tried:
         """What an engine carries with it."""
         return self.option.carried
 
+    def differs_in_times(self, other: "_Tried") -> bool:
+        """Whether the two change the same but for how long the targets are."""
+        mine, its = (
+            {k: v for k, v in r.changes.items() if k not in ("ttft", "tpot")}
+            for r in (self.remedy, other.remedy)
+        )
+        return mine == its
+
     def outdone(self, other: "_Tried") -> bool:
         """Whether fewer changes carry more within targets that are no longer."""
         return (
             set(other.remedy.changes) < set(self.remedy.changes)
             and other.asked.ttft <= self.asked.ttft
             and other.asked.tpot <= self.asked.tpot
-            and other.carried.per_s >= self.carried.per_s
+            and other.carried.per_s * ROUGH_STEP >= self.carried.per_s  # rates are found to a step
             and other.carried.gpus <= self.carried.gpus
         )
 
@@ -86,7 +95,6 @@ class _Freed:
     changes: Mapping[str, str]
     question: ServiceQuestion
     lossy: bool = False
-    more: Mapping[str, object] = field(default_factory=dict)
 
 
 Change = Callable[[_Freed], Iterator[_Freed]]
@@ -344,8 +352,8 @@ def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
 def _first(freed: Iterable[_Freed]) -> _Tried | None:
     """The first change that does.
 
-    Where all carry hardly any load, the first, or a later one that carries clearly more: a target
-    twice as long that another target leaves no use for is not worth asking.
+    Where all carry hardly any load, that which carries most. A target twice as long must carry
+    clearly more, as another target may leave no use for it.
     """
     poor: _Tried | None = None
     left = TRIED_FURTHER
@@ -364,8 +372,9 @@ def _first(freed: Iterable[_Freed]) -> _Tried | None:
             tried = _Tried(remedy, found, one.question.asked, little)
             if not little:
                 return tried
-            least = WORTH_FURTHER * poor.carried.per_s if poor else 0.0
-            poor = tried if poor is None or tried.carried.per_s > least else poor
+            gain = WORTH_FURTHER if poor is not None and tried.differs_in_times(poor) else 1.0
+            if poor is None or tried.carried.per_s > gain * poor.carried.per_s:
+                poor = tried
         left -= poor is not None
         if not left:
             break
@@ -384,15 +393,8 @@ def _longer_times(before: _Freed) -> Iterator[_Freed]:
         longer = {k: round_up(v * slack) for k, v in needed.items()}
         if longer:
             said = {k: show_time(v) for k, v in longer.items()}
-            freed = with_times(one, **longer)
+            freed = one.under(**longer)
             yield replace(before, changes={**before.changes, **said}, question=freed)
-
-
-def with_times(question: ServiceQuestion, **times: float) -> ServiceQuestion:
-    """The question with other targets. [s]"""
-    some = tuple(q.with_limits(**times) for q in question.deployments)
-    asked: ServiceLevel = replace(question.asked, **times)
-    return replace(question, deployments=some, asked=asked)
 
 
 def _narrower(before: _Freed) -> Iterator[_Freed]:
@@ -550,10 +552,8 @@ def with_prompts(
     question: ServiceQuestion, mean: int, draw: Callable[[float], Load]
 ) -> ServiceQuestion:
     """The question with prompts of another mean."""
-    some = tuple(
-        replace(q, workload=replace(q.workload, prompt=mean)) for q in question.deployments
-    )
-    return replace(question, deployments=some, load=draw(mean))
+    changed = question.with_each(lambda q: replace(q, workload=replace(q.workload, prompt=mean)))
+    return replace(changed, load=draw(mean))
 
 
 def without_refused(question: ServiceQuestion) -> ServiceQuestion:
@@ -570,4 +570,4 @@ def without_refused(question: ServiceQuestion) -> ServiceQuestion:
         admits = q.limits.loss > 0 or q.admission.unmeasured or not exact
         return q if admits else replace(q, admission=replace(q.admission, techniques=exact))
 
-    return replace(question, deployments=tuple(map(lossless, question.deployments)))
+    return question.with_each(lossless)

@@ -878,18 +878,12 @@ def longest_prompt(question: Question) -> PlanRemedy | None:
     def plan(prompt: int) -> Prediction | None:
         return quick_plan(replace(question, workload=replace(w, prompt=prompt)))
 
-    low, high = 0, w.prompt
-    found = None
+    low, high, found = 0, w.prompt, None
     while high - low > max(1, low // 20):
-        middle = max(1, (low + high) // 2) if low else max(1, high // 4)
+        middle = max(1, (low + high) // 2 if low else high // 4)
         tried = plan(middle)
-        if tried is None:
-            high = middle
-        else:
-            low, found = middle, tried
-        if high <= 64:
-            return None
-    if found is None:
+        low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
+    if found is None or high <= 64:
         return None
     step = 10 ** int(np.log10(max(low / 20, 1)))
     shorter = plan(low - low % step) if low % step else None

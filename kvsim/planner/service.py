@@ -6,7 +6,7 @@ arrive one by one, and the largest rate that keeps the targets decides. Of what 
 best is shown beside the choice, or chosen with ``--research``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 
 import numpy as np
@@ -119,6 +119,15 @@ class ServiceQuestion:
     def objective(self) -> str:
         """What is made as good as it can be."""
         return self.deployments[0].objective
+
+    def with_each(self, change: Callable[[Question], Question]) -> "ServiceQuestion":
+        """The question with something changed in that of every deployment."""
+        return replace(self, deployments=tuple(map(change, self.deployments)))
+
+    def under(self, **times: float) -> "ServiceQuestion":
+        """The question with other targets. [s]"""
+        asked: ServiceLevel = replace(self.asked, **times)
+        return replace(self.with_each(lambda q: q.with_limits(**times)), asked=asked)
 
     def replicas(self, deployment: Deployment) -> int:
         """Replicas of a deployment that serve, one where GPUs are not given in all."""
@@ -298,11 +307,9 @@ class ServiceSearch:
 
     def under(self, **times: float) -> "ServiceSearch":
         """The same search under other targets, with what is known whatever they are. [s]"""
-        some = tuple(q.with_limits(**times) for q in self.q.deployments)
-        asked: ServiceLevel = replace(self.q.asked, **times)
-        other = ServiceSearch(replace(self.q, deployments=some, asked=asked), self)
+        other = ServiceSearch(self.q.under(**times), self)
         other._alone = self._alone
-        pairs = zip(self.q.deployments, some, strict=True)
+        pairs = zip(self.q.deployments, other.q.deployments, strict=True)
         moved = {id(before): after for before, after in pairs}
         other._tables = {
             (id(moved[key]), *which): table.under(**times)

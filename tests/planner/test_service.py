@@ -10,7 +10,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import RateSearch
 from kvsim.planner.plan import ChosenPlan
-from kvsim.planner.remedies import explain_choice, with_times
+from kvsim.planner.remedies import explain_choice
 from kvsim.planner.service import ServicePlan, ServiceSearch
 
 
@@ -83,7 +83,7 @@ def test_explained_turns_are_what_asking_directly_answers() -> None:
     for turn in islice(explain_choice(search), 1, None, 2):
         name, value = turn.option.removeprefix("--").split()
         times = {name: float(value.rstrip("ms")) / (1e3 if value.endswith("ms") else 1)}
-        direct = ServiceSearch(with_times(found.question, **times)).choose()
+        direct = ServiceSearch(found.question.under(**times)).choose()
         assert turn.choice is not None and direct is not None
         assert turn.choice.value == pytest.approx(direct.value, rel=1e-12)
 

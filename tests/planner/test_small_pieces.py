@@ -153,16 +153,16 @@ def test_placements_beyond_a_memory_have_no_goal(monkeypatch: pytest.MonkeyPatch
         local_search, "measures", lambda _: plain | {k: v * GIB for k, v in memories.items()}
     )
     own = SimpleNamespace(q=ASKED, _predicted=lambda *_: True)
-    trials = Trials(("full", 1), np.ones(3), np.zeros((3, 1, 5)))
+    trials = Trials(("full", 1), np.ones(3), np.zeros((3, 5)))
     goals, _ = BatchEvaluator._goals(cast(Any, own), trials)
     assert goals.tolist() == [0.0, np.inf, np.inf]
 
 
 def test_the_least_on_the_disk_leaves_what_the_host_has_room_for() -> None:
     def predict(trials: Trials) -> Any:
-        return SimpleNamespace(host_bytes=400 * GIB * (1 - trials.shares[:, 0, local_search.DISK]))
+        return SimpleNamespace(host_bytes=400 * GIB * (1 - trials.shares[:, local_search.DISK]))
 
     own = SimpleNamespace(q=ASKED, _predicted=predict)
-    trials = Trials(("full", 1), np.ones(2), np.zeros((2, 1, 5)))
+    trials = Trials(("full", 1), np.ones(2), np.zeros((2, 5)))
     found = BatchEvaluator._spilled(cast(Any, own), trials)
-    assert found.shares[:, 0, local_search.DISK].tolist() == [0.75, 0.75]
+    assert found.shares[:, local_search.DISK].tolist() == [0.75, 0.75]
