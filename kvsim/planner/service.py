@@ -312,8 +312,8 @@ class ServiceSearch:
         pairs = zip(self.q.deployments, other.q.deployments, strict=True)
         moved = {id(before): after for before, after in pairs}
         other._tables = {
-            (id(moved[key]), *which): table.under(**times)
-            for (key, *which), table in self._tables.items()
+            (id(moved[key]), every, named): table.under(**times)
+            for (key, every, named), table in self._tables.items()
         }
         return other
 

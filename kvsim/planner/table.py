@@ -266,7 +266,9 @@ def list_rows(question: Question, prediction: Prediction) -> Options:
         "idle": [float(does_nothing(s)) for s in settings],
         "idealised": [float(bool(s.needs_kernel(q.deployment.stack.name))) for s in settings],
     }
-    columns = {k: (np.zeros(shape) + v).ravel() for k, v in measures(prediction).items()}
+    columns: dict[str, Column] = {
+        k: (np.zeros(shape) + v).ravel() for k, v in measures(prediction).items()
+    }
     columns |= {k: np.repeat(v, batch.size) for k, v in judged.items()}
     return Options(
         [s for s in settings for _ in range(batch.size)],
