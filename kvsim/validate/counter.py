@@ -330,17 +330,6 @@ class Count:
         for channel, moved in other.bytes.items():
             self.move(channel, moved)
 
-    def times(self, factor: float) -> "Count":
-        """Return the count for several runs of the same ops.
-
-        Parameters
-        ----------
-        factor
-            Number of runs, by which FLOPs, bytes and launches are multiplied.
-        """
-        moved = {channel: factor * n for channel, n in self.bytes.items()}
-        return Count(factor * self.flops, moved, launches=factor * self.launches)
-
 
 class OpRecord:
     """Record of what an op states about its own work; does nothing unless ops are counted."""

@@ -50,7 +50,14 @@ class Naive(Composed):
             self.sure[sequence] = min(until, self.sure.get(sequence, until))
 
     def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
-        return self.keep_and_attend(layer, q, k, v, step)
+        held = self.hold_chunk(layer, k, v, step)
+        out = self.attend_prompt(layer, q, *held, step)
+        if step.ends_prompt(self.prompt, self.batch):
+            self.store_prompt(layer, *held)
+        return out
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+        return self.layers[layer].attend_prompt(q, k, v, step)
 
     def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.k[layer] = [k[i, :, :n].clone() for i, n in enumerate(self.lengths)]

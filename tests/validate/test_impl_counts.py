@@ -93,6 +93,8 @@ MORE = [
     ("h2o:heavy=40,recent=40", 2, 24, 5), ("h2o:heavy=0,recent=10", 2, 24, 5),
     ("streamingllm:sink=0,recent=10", 2, 24, 5), ("streamingllm:sink=4,recent=50", 2, 24, 5),
     ("snapkv:budget=50,window=8", 2, 24, 5),
+    ("kivi:bits=2,group=16,residual=16", 1, 41, 22), ("kivi:group=8,residual=8", 2, 5, 9),
+    ("specache:group=16,residual=16,k=8", 1, 41, 22), ("zipcache:window=10", 1, 41, 22),
 ]  # fmt: skip
 KNOWN_OPS = {
     ("zipcache", "decode"): {"probe"},  # probing steps are drawn
@@ -181,7 +183,7 @@ def test_prompts_of_one_token(text: str, generate: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "kivi:bits=2,group=16,residual=16", "specache:group=16,residual=16,k=8", "zipcache",
+        "zipcache", "r-kv:kept=6,buffer=5,window=3",
         "quantspec:group=16,residual=32", "kcache:n=50", "h2o:heavy=7,recent=9",
         "snapkv:budget=17,window=8", "kvpr:split=11", "gear:group=16,residual=16",
         "gear:group=8,residual=48",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.parts.store import RunningGeneration
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers import kvzip
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.store import RunningGeneration
+from kvsim.validate.model.generation import RunningGeneration
 from tests.support.decoders import prompts
 from tests.support.naive_caches import Naive, assert_like_naive
 from tests.support.runs import complete

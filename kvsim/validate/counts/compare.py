@@ -6,6 +6,7 @@ count comes from the tensors of a real run.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -204,6 +205,9 @@ UNEVEN = dict.fromkeys(
 """Ops that differ where the sequences of a batch do."""
 
 
+NO_SHARES: Mapping[str, float] = MappingProxyType({})
+
+
 def _nearly_equal(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-9 * max(abs(a), abs(b))
 
@@ -244,10 +248,7 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
     lines = []
     for phase in PHASES:
         for op in {**stated[phase], **counted[phase]}:
-            work = counted[phase].get(op, Count())
-            predicted = stated[phase].get(op, Count())
-            if phase == "decode" and op in run.impl.op_periods:
-                predicted = predicted.times(_as_often(run, run.impl.op_periods[op]))
+            predicted, work = (side[phase].get(op, Count()) for side in (stated, counted))
             lines.append(Line(phase, op, predicted, work, reasons.get(op, "")))
     on_cpu = counter.watched and run.decoder.device.type == "cpu"
     measured = tuple(measured_bytes(technique.name, counter)) if on_cpu else ()
@@ -268,27 +269,18 @@ def as_run(run: Generation) -> Technique:
 def _stated_work(
     technique: Technique, deployment: Deployment, run: Generation
 ) -> dict[str, dict[str, Count]]:
-    """Return the predicted work by phase, averaged over the lengths of a round's sequences."""
-    batch, prompt, generate = run.batch, run.longest, run.generate
-    start = decode_point(batch, prompt, generate, 0)
-    decode = [
-        step
-        for contexts, round_as in zip(run.rounds, _rounds_as(technique, run), strict=True)
-        for step in round_as.cycle(
-            deployment, replace(start, context=np.array(contexts, float))
-        ).steps
-    ]
+    """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
+    sizes = run.batch, run.longest, run.generate
+    start = decode_point(*sizes, 0)
+    decode: dict[str, Count] = {}
+    for cached, round_as in zip(run.rounds, _rounds_as(technique, run), strict=True):
+        cycle = round_as.cycle(deployment, replace(start, context=np.array(cached, float)))
+        _add(decode, cycle.steps, run.impl.op_shares(cached))
     return {
-        "prefill": _sum([technique.prefill(deployment, prefill_point(batch, prompt, generate))]),
-        "between": _sum(technique.predecoding(deployment, start)),
-        "decode": _sum(decode),
+        "prefill": _add({}, [technique.prefill(deployment, prefill_point(*sizes))]),
+        "between": _add({}, technique.predecoding(deployment, start)),
+        "decode": decode,
     }
-
-
-def _as_often(run: Generation, every: int) -> float:
-    """Return how often an op ran, relative to the prediction that spreads it over many steps."""
-    steps, first = len(run.rounds), run.longest
-    return ((first + steps) // every - first // every) * every / max(steps, 1)
 
 
 def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
@@ -301,15 +293,23 @@ def _rounds_as(technique: Technique, run: Generation) -> list[Technique]:
     )
 
 
-def _sum(steps: Iterable[Step]) -> dict[str, Count]:
-    """Average the work of each op over points; ops without work are not launched."""
-    total: dict[str, Count] = {}
+def _add(
+    total: dict[str, Count], steps: Iterable[Step], shares: Mapping[str, float] = NO_SHARES
+) -> dict[str, Count]:
+    """Add the work of steps by op, the mean over points; ops without work are never launched.
+
+    Parameters
+    ----------
+    shares
+        How much of an op is done, by its name; all of those that are not listed.
+    """
     for step in steps:
         for op, times in all_ops(step):
-            flops = times * _mean(op.flops)
-            moved = {c: times * _mean(n) for c, n in op.bytes.items()}
+            done = times * shares.get(op.name, 1.0)
+            flops = done * _mean(op.flops)
+            moved = {c: done * _mean(n) for c, n in op.bytes.items()}
             if flops or any(moved.values()):
-                work = Count(flops, moved, launches=times * _mean(op.launches))
+                work = Count(flops, moved, launches=done * _mean(op.launches))
                 total.setdefault(op.name, Count()).add(work)
     return total
 

@@ -18,6 +18,7 @@ from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.drafting import Drafter, SpeculativeDrafter
 from kvsim.validate.parts.place import CachePlacement
@@ -26,7 +27,6 @@ from kvsim.validate.parts.selection import LayerCache, LayerContext, LayeredRun
 from kvsim.validate.parts.store import (
     KvStore,
     Resident,
-    RunningGeneration,
     SharedObjects,
     hold_chunk,
     join_resident,
@@ -110,11 +110,6 @@ class Composed(LayeredRun):
             found |= placement.differences
         return found
 
-    @property
-    def op_periods(self) -> dict[str, int]:
-        """Appended tokens per run of ops that do not run in every round, by op. [tokens]"""
-        return {op: steps for layer in self.layers for op, steps in layer.kv.op_periods.items()}
-
     # the batch
 
     def tiles(self, layer: int) -> list[slice]:
@@ -173,7 +168,8 @@ class Composed(LayeredRun):
         """Attend with one chunk of the prompts, in full precision, and store the chunk.
 
         The chunk is written to the cache directly if that is not packed and has space for the
-        prompts. Otherwise the prompts of one layer are kept in a buffer until they are complete.
+        prompts. Otherwise the prompts of one layer are kept in a buffer until they are complete, of
+        which the cache then stores what it keeps.
 
         Parameters
         ----------
@@ -196,84 +192,39 @@ class Composed(LayeredRun):
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
         cache, placement, own = *self._visit(layer, first), _within_part(step, first)
-        placement.before_attention(cache.context, own)
-        placement.store_inputs(cache.context, tensor, own)
+        placement.before_attention(cache.context, tensor, own)
         if cache.direct:
             out = cache.prefill(queries, keys, values, own)
-            self.drafter.observe(cache.context.visit, queries, own)
-            if self.gamma and own.ends_prompt(self.prompt, each):
-                self.drafter.store_prompt(cache.context.visit, *cache.kv.prompt(own.length))
         else:
-            out = self.keep_and_attend(layer, queries, keys, values, own)
+            k, v = self.hold_chunk(layer, keys, values, own)
+            out = cache.attend_prompt(queries, k, v, own)
+        self.drafter.observe(cache.context.visit, queries, own)
+        if own.ends_prompt(self.prompt, each):
+            if not cache.direct:
+                self.store_prompt(layer, *self._prompt_buffer(layer))
+            elif not cache.divided:
+                self.store_prompt(layer, *cache.prompt_buffer())
+            elif self.gamma:
+                self.drafter.store_prompt(cache.context.visit, *cache.kv.prompt(self.prompt))
         placement.after_attention(cache.context, own)
         return out
 
-    def keep_and_attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """Write a chunk to the buffer of prompts and attend to the prompts so far.
-
-        The last chunk also stores the complete prompts in the cache.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        queries
-            Queries of the chunk, (sequences, heads, chunk, dim).
-        keys, values
-            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
-        step
-            The pass, with sequences counted within their part of the batch.
+    def hold_chunk(
+        self, layer: int, keys: Tensor, values: Tensor, step: Pass
+    ) -> tuple[Tensor, Tensor]:
+        """Write a chunk of the prompts to the buffer of one layer's prompts.
 
         Returns
         -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
+        tuple of Tensor
+            Keys and values of the prompts so far, (sequences, KV heads, tokens, dim) each.
         """
-        count = self.batch // len(self.tiles(layer))
-        if self._scratch is None or len(self._scratch[0]) < count:
-            m, where = self.model, self.decoder
-            shape = (count, m.kv_heads, self.prompt, m.head_dim)
-            made = (torch.zeros(shape, device=where.device, dtype=where.dtype) for _ in "kv")
-            self._scratch = next(made), next(made)
-        whole_keys, whole_values = (room[:count] for room in self._scratch)
+        buffer = self._prompt_buffer(layer)
         with self.counter.op("attn") as record:
-            k, v = hold_chunk(record, (whole_keys, whole_values), keys, values, step)
-        out = self.attend_prompt(layer, queries, k, v, step)
-        if step.ends_prompt(self.prompt, count):
-            self.store_prompt(layer, whole_keys, whole_values)
-        return out
-
-    def attend_prompt(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """Attend with a chunk to the prompts so far, and pass the queries to the drafter.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        queries
-            Queries of the chunk, (sequences, heads, chunk, dim).
-        keys, values
-            Keys and values of the prompts up to the end of the chunk, (sequences, KV heads, tokens,
-            dim).
-        step
-            The pass, with sequences counted within their part of the batch.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        cache = self.visits[layer, self._first]
-        out = cache.attend_prompt(queries, keys, values, step)
-        self.drafter.observe(cache.context.visit, queries, step)
-        return out
+            return hold_chunk(record, buffer, keys, values, step)
 
     def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store the tokens of a layer's prompts that the technique keeps; drafts copy theirs first.
+        """Store what the technique keeps of a layer's prompts, after drafts have taken their part.
 
         Parameters
         ----------
@@ -351,7 +302,7 @@ class Composed(LayeredRun):
             self.drafter.store_verified(cache.context.visit, keys, values, own)
 
         def attended() -> Tensor:
-            placement.before_attention(cache.context, own)
+            placement.before_attention(cache.context, tensor, own)
             out = cache.attend(queries, keys, values, own)
             placement.after_attention(cache.context, own)
             return out
@@ -463,17 +414,17 @@ class Composed(LayeredRun):
         return any(layer.kv.reads_all_slots for layer in self.layers)
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """Return the share of each op that the next round runs, where predictions count it whole.
+        """State how much of each op the next round does, over what predictions count per round.
 
         Returns
         -------
         Mapping of str to float
-            Share of the op by its name, averaged over layers; ops that are not listed run as
-            predicted.
+            Share of the op by its name, the mean over the layers that list it; ops that are not
+            listed are done as predicted.
         """
-        found = [layer.kv.op_shares(slots) for layer, slots in self._slots_after(cached)]
+        found = [layer.op_shares(cached[layer.context.rows]) for layer in self.layers]
         ops = {op for some in found for op in some}
-        return {op: fmean(some.get(op, 1.0) for some in found) for op in ops}
+        return {op: fmean(some[op] for some in found if op in some) for op in ops}
 
     # what pieces ask for
 
@@ -504,6 +455,17 @@ class Composed(LayeredRun):
     def _placement(self, parts: Parts) -> CachePlacement:
         kind = find_part(CachePlacement, parts.placement)
         return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
+
+    def _prompt_buffer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer's prompts, which the next layer overwrites."""
+        count = self.batch // len(self.tiles(layer))
+        if self._scratch is None or len(self._scratch[0]) < count:
+            m, where = self.model, self.decoder
+            shape = (count, m.kv_heads, self.prompt, m.head_dim)
+            made = (torch.zeros(shape, device=where.device, dtype=where.dtype) for _ in "kv")
+            self._scratch = next(made), next(made)
+        keys, values = (room[:count] for room in self._scratch)
+        return keys, values
 
     def _visit(self, layer: int, first: int) -> tuple[LayerCache, CachePlacement]:
         return self.visits[layer, first], self.placements[layer]

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, one_hot, pad
+from torch.nn.functional import linear, pad
 
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Drafting
@@ -15,9 +15,10 @@ from kvsim.validate.kernels.blockwise import ranges
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import round_half_up
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.model.weights import LayerWeights, Linear, Matrix
 from kvsim.validate.parts.selection import LayeredRun
-from kvsim.validate.parts.store import Resident, RunningGeneration
+from kvsim.validate.parts.store import Resident
 
 WEIGHT_GROUP = 128
 PACKED_NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 22}  # of a matrix that are packed at once
@@ -196,6 +197,8 @@ Visit = tuple[int, int]
 class Drafter:
     """Base of drafters, which run decoding rounds; without drafts, a round decodes one token.
 
+    ``visit`` is the index of a layer with the index of the first sequence of a part of the batch.
+
     Parameters
     ----------
     run
@@ -216,12 +219,10 @@ class Drafter:
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Hook that receives the queries of a prompt chunk; ignored by default.
+        """Use the queries of a chunk of prompts; the base class ignores them.
 
         Parameters
         ----------
-        visit
-            Index of the layer, and of the first sequence of the part of the batch.
         queries
             Queries of the chunk, (sequences, heads, chunk, dim).
         step
@@ -238,19 +239,25 @@ class Drafter:
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Hook that stores the tokens of a verifying pass for drafts; does nothing by default."""
-
-    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Hook that receives the output of each layer; ignored by default.
+        """Copy what drafts need of the tokens that a pass verifies; nothing in the base class.
 
         Parameters
         ----------
-        layer
-            Index of the layer.
-        hidden
-            Hidden states that the layer puts out, (sequences, new, hidden).
+        keys, values
+            Those of the verified tokens, (sequences, KV heads, new, dim).
         step
-            The pass.
+            The pass that verifies them.
+        """
+
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """Use the output of a layer; the base class ignores it.
+
+        Parameters
+        ----------
+        hidden
+            Hidden states, (sequences, new, hidden).
+        step
+            The pass of the model, which is none of drafts.
         """
 
     def after_prompt(self, generation: RunningGeneration) -> None:
@@ -265,8 +272,6 @@ class Drafter:
 
         Parameters
         ----------
-        visit
-            Index of the layer, and of the first sequence of the part of the batch.
         queries
             Queries of the drafted tokens, (sequences, heads, new, dim).
         keys, values
@@ -282,13 +287,7 @@ class Drafter:
         return None
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """Return the weights of a layer in draft passes.
-
-        Returns
-        -------
-        LayerWeights or None
-            The draft's weights; None for the model's own.
-        """
+        """Return the weights of a layer in draft passes; None for the model's own."""
         return None
 
     # rounds
@@ -317,44 +316,13 @@ class SpeculativeDrafter(Drafter):
 
     differences = MappingProxyType({"quantise": PACKED_EARLY})
 
-    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Run a draft pass, by default of the model itself.
-
-        Parameters
-        ----------
-        tokens
-            (batch, 1), the newest token of every sequence.
-        ahead
-            Drafts of this round so far [tokens].
-
-        Returns
-        -------
-        Logits (batch, 1, n) of the vocabulary's first n tokens.
-        """
-        return generation.forward(tokens, "draft", ahead=ahead)
-
-    def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
-        """Find drafts without a pass of any model.
-
-        Parameters
-        ----------
-        count
-            Drafts per sequence. [tokens]
-
-        Returns
-        -------
-        list of Tensor or None
-            Drafts in order, (batch,) each; None for a drafter that runs passes.
-        """
-        return None
-
     def decode_round(self, generation: RunningGeneration) -> None:
         """Draft tokens, verify them in one pass, and keep those that the model agrees with."""
         gamma = min(self.run.gamma, self.run.round_room(generation.cached) - 1)
         self.run.drafted.append(gamma)
-        tokens, shares = self._draft(generation, gamma)
-        logits = generation.forward(torch.stack(tokens, 1), "verify")
-        drafts = torch.stack(tokens[1:], 1) if gamma else tokens[0].new_empty(len(tokens[0]), 0)
+        tokens, shares = self.draft(generation, gamma)
+        logits = generation.forward(torch.stack([generation.last, *tokens], 1), "verify")
+        drafts = torch.stack(tokens, 1) if gamma else generation.tokens[:, :0]
         if generation.temperature:
             q = torch.stack(shares, 1) if gamma else logits.new_empty(len(drafts), 0, 0)
             q = pad(q, (0, logits.shape[2] - q.shape[2]))  # drafts may know fewer tokens
@@ -365,21 +333,45 @@ class SpeculativeDrafter(Drafter):
         given.scatter_(1, kept[:, None], extra[:, None])
         generation.emit(given, (kept + 1).tolist(), logits)
 
-    def _draft(
-        self, generation: RunningGeneration, gamma: int
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the newest token and ``gamma`` drafts (batch,), and their distributions."""
+    def draft(self, generation: RunningGeneration, count: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Draft the tokens of a round; by default each by a pass of ``propose``.
+
+        Parameters
+        ----------
+        count
+            Drafts per sequence. [tokens]
+
+        Returns
+        -------
+        drafts
+            In their order, (batch,) each.
+        shares
+            What each was drawn from, (batch, vocabulary); needed if the run has a temperature.
+        """
         tokens, shares = [generation.last], []
-        found = self.lookup(generation, gamma)
-        if found is not None:
-            vocab = self.run.model.vocab
-            return [*tokens, *found], [one_hot(token, vocab).float() for token in found]
-        for i in range(gamma):
-            logits = self.propose(generation, tokens[-1][:, None], i)[:, 0]
+        for ahead in range(count):
+            logits = self.propose(generation, tokens[-1][:, None], ahead)[:, 0]
             tokens.append(generation.choose(logits))
             if generation.temperature:
                 shares.append(generation.shares(logits))
-        return tokens, shares
+        return tokens[1:], shares
+
+    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
+        """Run a draft's pass; the default is one of the model itself.
+
+        Parameters
+        ----------
+        tokens
+            The newest token of every sequence, (batch, 1).
+        ahead
+            Drafts of this round so far. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Logits of the vocabulary's first n tokens, (batch, 1, n).
+        """
+        return generation.forward(tokens, "draft", ahead=ahead)
 
 
 class SelfDrafter(SpeculativeDrafter):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.axes.selection import PromptCut
-from kvsim.validate.model.attention import Pass, Seen, visible
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import KvStore, SlotRange
 
@@ -114,20 +114,6 @@ class RingCache(EvictingCache):
         """
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
-
-    def visible_nearby(self, step: Pass) -> Seen:
-        """Return the mask of prompt queries: each sees the first tokens and the latest before it.
-
-        Returns
-        -------
-        Seen
-            As ``validate.model.attention.visible``; (sequences, 1, new, tokens) if it is a mask.
-        """
-        if step.length <= self.budget:
-            return visible(step, step.length)
-        keys = torch.arange(step.length, device=step.positions.device)
-        asking = step.positions[:, None, :, None]
-        return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def slot_range(self, step: Pass) -> SlotRange:
         """Return the slots for one new token per sequence."""

@@ -12,11 +12,12 @@ from kvsim.techniques.papers.eagle import Head
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.selection import LayeredRun
-from kvsim.validate.parts.store import Resident, RunningGeneration
+from kvsim.validate.parts.store import Resident
 
 
 class DraftLayers:

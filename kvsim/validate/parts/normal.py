@@ -44,26 +44,6 @@ def from_levels(codes: Tensor, bits: int) -> Tensor:
     return table[unpack(codes, bits).int()]
 
 
-def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
-    """Compute the mean and standard deviation of values, without outliers.
-
-    Parameters
-    ----------
-    numbers
-        Values, (..., n).
-    apart
-        Indices of the outliers, (..., count).
-
-    Returns
-    -------
-    Tensor
-        Mean and standard deviation, (..., 2).
-    """
-    rest = numbers.scatter(-1, apart, torch.nan)
-    middle = rest.nanmean(-1, keepdim=True)
-    return torch.cat([middle, (rest - middle).square().nanmean(-1, keepdim=True).sqrt()], -1)
-
-
 @cache
 def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the quantisation levels of normal numbers, and the borders between them.

@@ -1,7 +1,8 @@
 """Keys or values of one layer as packed rows behind a ring of full-precision tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from kvsim.validate.parts.store import (
     SlotRange,
     attend_packed,
     lengths_on,
-    shares,
 )
 from kvsim.validate.transfer import to_device
 
@@ -279,6 +279,19 @@ class PackedStore(KvStore):
         """Return the lengths of sequences from which the numbers of packed rows follow. [tokens]"""
         return span.ends
 
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
+        """Return the share of packing that a pass does, with blocks of keys and single values.
+
+        A value is packed when it leaves the residual, and keys when they fill a block.
+        """
+        part = self.part.stored
+        keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
+        done = [
+            values * (n > self.residual) + keys * self.residual * (n % self.residual == 0)
+            for n in ends
+        ]
+        return {"quantise": fmean(done) / (keys + values)}
+
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Pack a prompt's older tokens, and write the recent ones to the rings."""
         with self.counter.op("quantise") as record:
@@ -295,19 +308,6 @@ class PackedStore(KvStore):
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attend to packed rows and rings in one kernel. (sequences, heads, new, dim)"""
         return self._attend_packed(queries, span).out.to(queries.dtype)
-
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
-
-        Returns
-        -------
-        tuple of Tensor
-            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
-        """
-        part = self._attend_packed(queries, span, scored=True)
-        return part.out.to(queries.dtype), shares(part).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Return packed rows and rings of keys and values, under the buffer name ``kv``."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
@@ -13,12 +14,12 @@ from kvsim.techniques.papers.kvpr import Place as SplitPlacement
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
+from kvsim.validate.parts.host_rows import PromptStages
 from kvsim.validate.parts.prefetch import HostRows, PrefetchBuffers, StreamedWeights
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
 from kvsim.validate.parts.store import CacheRoom, Host, KvStore, Resident, join_resident
 from kvsim.validate.parts.tiered import (
     CpuStore,
-    LeavingPrompts,
     MakeStore,
     TieredStore,
 )
@@ -43,7 +44,17 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Create the storage of one layer."""
+        """Create the storage of one layer.
+
+        Parameters
+        ----------
+        kind
+            Class of the storage.
+        where
+            The layer, and the part of the batch.
+        slots
+            Tokens per sequence that there has to be room for. [tokens]
+        """
         return kind(self.room(where, slots))
 
     def room(self, where: LayerContext, slots: int) -> CacheRoom:
@@ -86,13 +97,18 @@ class CachePlacement:
     def layer_reached(self, where: LayerContext) -> None:
         """Hook at the start of each layer of a decoding pass, even one without attention."""
 
-    def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Hook before attention, which brings a layer's cache to the GPU."""
+    def before_attention(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
+        """Bring a layer's cache to the GPU for a pass over part of the batch.
 
-    def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Hook that receives a layer's inputs in prefill; ignored by default.
-
-        Placements that recompute keys and values later do so from these inputs.
+        Parameters
+        ----------
+        where
+            The layer, and the part of the batch.
+        tensor
+            Normed hidden states that the layer's projections read, (sequences, new, hidden), from
+            which keys and values can be computed again.
+        step
+            The pass, with sequences counted within their part of the batch.
         """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
@@ -158,7 +174,8 @@ class Place(CachePlacement):
         self.rows: dict[tuple[int, int], HostRows] = {}  # by layer and part
         self.buffers: dict[tuple[int, int], PrefetchBuffers] = {}  # those that bring them
         self.own: list[PrefetchBuffers] = []  # those of them that other placements may share
-        self.leaving = LeavingPrompts(lanes, run.counter)
+        self.on_cpu: dict[tuple[int, int], CpuStore] = {}  # what the CPU attends to
+        self.stages = PromptStages(lanes, run.counter, "store_kv")  # of prompts on their way there
         self.streamed: StreamedWeights | None = None
         self.streams = False  # whether it has made what all layers share
         if share := float(part.weights_host):
@@ -187,8 +204,7 @@ class Place(CachePlacement):
         if not away and not cpu:
             return super().make_store(kind, where, slots)
         if cpu == rows:
-            whole = CpuStore(room, lanes, returns=not self.attends_async)
-            self.leaving.stores[where.visit] = whole
+            whole = self.on_cpu[where.visit] = CpuStore(room, lanes, not self.attends_async)
             return whole
 
         def make(host: Host) -> TieredStore:
@@ -196,7 +212,7 @@ class Place(CachePlacement):
 
         split = self._host_rows(where, slots, make) if away else make(lanes.host)
         if split.cpu is not None:
-            self.leaving.stores[where.visit] = split.cpu
+            self.on_cpu[where.visit] = split.cpu
         if split.away is not None and split.away.gpu_tensors():
             self.differences = {**self.differences, "store_kv": SENT_LATE}
         return split
@@ -236,24 +252,24 @@ class Place(CachePlacement):
         if self.streamed:
             self.streamed.ahead(where.layer, where.rows.start // where.batch)
 
-    def before_attention(self, where: LayerContext, step: Pass) -> None:
+    def before_attention(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """Start copying the next layer's rows to the GPU, and wait for this layer's."""
         if step.kind == "prefill" and step.begins_prompt:
             self.layer_reached(where)
-        if where.visit in self.leaving.stores:
-            self.leaving.begin(where, step)
+        kv = self.on_cpu.get(where.visit)
+        if kv and step.kind == "prefill":
+            kv.buffers = self.stages.take(lambda: [kv.room.zeros(self.run.prompt) for _ in "kv"])
         if where.visit in self.buffers:
-            self.buffers[where.visit].before_attention(where, step)
-
-    def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Copy a layer's inputs to host memory, if its keys and values are recomputed from them."""
-        if where.visit in self.buffers:
-            self.buffers[where.visit].store_inputs(where, tensor, step)
+            self.buffers[where.visit].before_attention(where, tensor, step)
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
         """Copy the new keys and values of a layer to host memory."""
-        if where.visit in self.leaving.stores:
-            self.leaving.end(where, step)
+        kv, prompt = self.on_cpu.get(where.visit), self.run.prompt
+        if kv and step.kind == "prefill" and step.length >= prompt:
+            pairs = zip(kv.homes, kv.buffers, strict=True)
+            tokens = min(prompt, kv.slots)  # a selection may have cut it
+            self.stages.send([(home[:, :, :tokens], new[:, :, :tokens]) for home, new in pairs])
+            kv.buffers = []
         if where.visit in self.buffers:
             self.buffers[where.visit].after_attention(where, step)
 
@@ -267,23 +283,24 @@ class Place(CachePlacement):
             buffers.round_done()
 
     def prompt_done(self) -> None:
-        """Wait until the prompts are in host memory, where the CPU attends to them."""
-        if self.leaving.stores:
-            self.leaving.finish()
+        """Wait for the prompts' copies to host memory, where the CPU attends from then on."""
+        self.stages.finish()
+        if self.on_cpu and self.run.decoder.device.type == "cuda":
+            torch.cuda.synchronize(self.run.decoder.device)
 
     def resident(self) -> Resident:
         """Return the rows in host memory and the shared GPU buffers, by tier and name."""
-        leaving, own = self.leaving, [rows for some in self.own for rows in some.layers.values()]
+        own = [rows for some in self.own for rows in some.layers.values()]
         gpu: dict[str, list[Tensor]] = {}
         host: dict[str, list[Tensor]] = {}
         if self.streamed and self.streams:  # all layers share them
             gpu["weight buffers"], host["weights"] = self.streamed.buffers, self.streamed.homes
-        if self.buffers or leaving.stores:
+        if self.buffers or self.on_cpu:
             gpu["kv buffers"] = [t for some in self.own for tables in some.buffers for t in tables]
             host["kv"] = [home for rows in own for home in rows.homes]
-            host["kv"] += [home for store in leaving.stores.values() for home in store.homes]
-        if leaving.stores:
-            gpu["kv on the way out"] = [t for pair in leaving.stages.buffers for t in pair]
+            host["kv"] += [home for store in self.on_cpu.values() for home in store.homes]
+        if self.on_cpu:
+            gpu["kv on the way out"] = [t for pair in self.stages.buffers for t in pair]
         inputs = (rows.resident() for rows in self.rows.values())
         return join_resident({"gpu": gpu, "host": host}, *inputs)
 

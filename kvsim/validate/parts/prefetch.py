@@ -279,14 +279,21 @@ class PrefetchBuffers:
         for rows in every:
             rows.ready()
 
-    def before_attention(self, context: LayerContext, step: Pass) -> None:
-        """Start copying the next layer's rows, and wait for this layer's."""
+    def before_attention(self, context: LayerContext, tensor: Tensor, step: Pass) -> None:
+        """Start copying the next layer's rows, and wait for this layer's.
+
+        Parameters
+        ----------
+        tensor
+            The layer's inputs, (sequences, new, hidden), from which tokens may be recomputed.
+        """
         rows = self.layers[context.visit]
         rows.kv.visit(self._tables(self._turn))
         if step.kind == "prefill":
             if not step.starts[0]:
                 for mark in self._free[self._turn % 2]:
                     mark.wait()
+            rows.store_inputs(tensor, step, self._turn)
             return
         coming, following = self._coming, self._next_rows(rows)
         if following is not rows and not self._verifies_last(step, following):
@@ -296,10 +303,6 @@ class PrefetchBuffers:
                 mark.wait()
             self.run.counter.merge(coming.note)
             self._widen(rows, coming.part)
-
-    def store_inputs(self, context: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Copy the inputs of a prompt chunk to the host, if tokens are recomputed from them."""
-        self.layers[context.visit].store_inputs(tensor, step, self._turn)
 
     def after_attention(self, context: LayerContext, step: Pass) -> None:
         """Copy new rows to host memory, after which the buffer can be reused."""

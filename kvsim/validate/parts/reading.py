@@ -10,7 +10,6 @@ from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import hold_chunk
 
 
 def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
@@ -49,19 +48,6 @@ class SparsePromptCache(LayerCache):
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.refuse_windows()
-
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk to its slots, and attend with it as ``attend_prompt`` does.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        held = self.kv.prompt(self.slots)
-        with self.counter.op("attn") as record:
-            k, v = hold_chunk(record, held, keys, values, step)
-        return self.attend_prompt(queries, k, v, step)
 
     def last_queries(self, queries: Tensor, step: Pass, many: int) -> tuple[Tensor, Tensor, Tensor]:
         """Take the last queries of the prompts that a chunk contains.

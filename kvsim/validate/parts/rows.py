@@ -10,7 +10,6 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.storage import Grouped as Settings
 from kvsim.validate.counter import OpRecord
-from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store, View, unpacks
 from kvsim.validate.model.attention import Seen, attend
@@ -257,23 +256,6 @@ class TokenRows:
             part.scatter_(2, target[..., None].expand(-1, -1, -1, part.shape[3]), rows)
             record.reads(rows).writes(rows)
 
-    def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
-        """Read rows by index, and count them as read by attention.
-
-        Parameters
-        ----------
-        index
-            Slots to read, (sequences, KV heads, n).
-
-        Returns
-        -------
-        Tensor
-            The decoded rows, (sequences, KV heads, n, dim).
-        """
-        parts = [rows_at(part, index) for part in self.parts]
-        record.reads(*parts)
-        return self.widened(parts)
-
     def widened(self, parts: list[Tensor]) -> Tensor:
         """Decode the parts of rows.
 
@@ -369,12 +351,12 @@ class PerTokenCache(KvStore):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
+        """Attend with one query per sequence, and return the attention weight of each slot too.
 
         Returns
         -------
         tuple of Tensor
-            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
+            The output, (sequences, heads, 1, dim), and the weights, (sequences, heads, 1, slots).
         """
         with self.counter.op("attn") as record:
             if not self.plain:

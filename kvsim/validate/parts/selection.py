@@ -13,15 +13,15 @@ from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Parts
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, NullCounter
-from kvsim.validate.model.attention import Pass, Seen, attend, visible
+from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.store import (
     KvStore,
     Made,
     Resident,
-    RunningGeneration,
     Settings,
     SharedObjects,
     SlotRange,
@@ -71,7 +71,13 @@ class LayeredRun:
         return self.decoder.arch.shapes
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Return the weights of a layer, which may differ in draft passes or when streamed."""
+        """Return the weights of a layer, which may differ in draft passes or when streamed.
+
+        Parameters
+        ----------
+        kind
+            What the pass is for, such as "prefill" or "draft".
+        """
         return self.decoder.weights.layers[layer]
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
@@ -83,11 +89,23 @@ class LayeredRun:
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; see ``SharedObjects.get``."""
+        """Return an object that all layers share, made at the first call with its key.
+
+        Parameters
+        ----------
+        key, make
+            As for ``SharedObjects.get``.
+        """
         return self.common.get(key, make)
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return the objects that all layers share for one part of the batch."""
+        """Return the objects that all layers share for one part of the batch.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the part.
+        """
         return self.shared(("part", rows.start), SharedObjects)
 
     def round_room(self, cached: list[int]) -> int:
@@ -161,10 +179,6 @@ class LayerContext:
         assert isinstance(self.parts.selection, kind)
         return self.parts.selection
 
-    def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return an object that layers share; see ``SharedObjects.get``."""
-        return self.run.shared_objects(self.rows).get(key, make)
-
 
 class LayerCache:
     """Cache of one layer; the base class reads every token, subclasses are selections.
@@ -213,6 +227,11 @@ class LayerCache:
         """Whether chunks of prompts are written to their slots directly, without a buffer."""
         return self.kv.plain and self.slots >= self.prompt
 
+    @property
+    def divided(self) -> bool:
+        """Whether a prompt has no single place, so that ``prefill`` appends it as new tokens."""
+        return self.kv.divided
+
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with a chunk of the prompts to the prompts so far.
 
@@ -235,32 +254,6 @@ class LayerCache:
         """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
-    def attend_from(
-        self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
-        """Write a chunk to a buffer of prompts, and attend to the prompts so far.
-
-        Parameters
-        ----------
-        held
-            Buffers of the prompts' keys and values, (batch, KV heads, slots, dim), changed in
-            place.
-        queries
-            Queries of the chunk, (sequences, heads, chunk, dim).
-        keys, values
-            Keys and values of the chunk, (sequences, KV heads, chunk, dim).
-        step
-            The pass over the chunk.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        with self.counter.op("attn") as record:
-            k, v = hold_chunk(record, held, keys, values, step)
-            return attend(record, queries, k, v, self._visible(step))
-
     def before_input(self, tensor: Tensor, step: Pass) -> None:
         """Hook that receives the previous layer's input after prefill; ignored by default.
 
@@ -274,14 +267,15 @@ class LayerCache:
         """
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store the kept tokens of the prompts after prefill.
+        """Store the tokens that stay of a prompt that has been read, if they are not stored yet.
 
         Parameters
         ----------
         keys, values
             Keys and values of the prompts, (batch, KV heads, longest prompt, dim).
         """
-        self.kv.fill(keys, values, self.lengths)
+        if not self.direct:
+            self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the new tokens of a pass after the prompt, and attend with them.
@@ -338,6 +332,16 @@ class LayerCache:
         """
         return tokens
 
+    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
+        """State how much of each op the next round does; by default what ``KvStore`` says.
+
+        Parameters
+        ----------
+        cached
+            Tokens of each sequence before the round. [tokens]
+        """
+        return self.kv.op_shares([n + 1 for n in self.stored_tokens(cached)])
+
     # what they share
 
     @property
@@ -355,11 +359,21 @@ class LayerCache:
         """
         return self.run.make_store(self.context, slots)
 
+    def prompt_buffer(self) -> tuple[Tensor, Tensor]:
+        """Return where chunks of prompts are written if ``direct``; by default to their slots.
+
+        Returns
+        -------
+        tuple of Tensor
+            Keys and values, (batch, KV heads, longest prompt, dim) each.
+        """
+        return self.kv.prompt(self.prompt)
+
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk of the prompts to its slots, and attend with it to the prompts so far.
+        """Write a chunk of the prompts to its place, and attend with it to the prompts so far.
 
         It is called only if ``direct`` is true; otherwise the run keeps the prompts in a buffer and
-        calls ``attend_prompt`` and ``store_prompt``.
+        calls ``attend_prompt`` itself.
 
         Parameters
         ----------
@@ -375,10 +389,12 @@ class LayerCache:
         Tensor
             Output of attention, (sequences, heads, chunk, dim).
         """
-        if len(step.starts) < self.batch:
-            held = self.kv.prompt(self.slots)
-            return self.attend_from(held, queries, keys, values, step)
-        return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
+        if self.divided:
+            return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
+        buffer = self.prompt_buffer()
+        with self.counter.op("attn") as record:
+            k, v = hold_chunk(record, buffer, keys, values, step)
+        return self.attend_prompt(queries, k, v, step)
 
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.axes.base import Storage
-from kvsim.validate.counter import Kind, NullCounter, OpRecord, uncounted
+from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import attend
 from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.architecture import rotate
@@ -28,69 +28,6 @@ from kvsim.validate.transfer import to_device
 
 Resident = dict[Tier, dict[str, list[Tensor]]]
 """Tensors by tier and by the buffer name that the technique states."""
-
-
-class RunningGeneration(Protocol):
-    """Interface of the generation in which a technique runs."""
-
-    batch: int
-    generate: int  # tokens to generate per sequence [tokens]
-    prompts: Sequence[Sequence[int]]  # tokens of the prompts
-    temperature: float  # sampling temperature; 0 for the most likely token
-    generator: torch.Generator
-    cached: list[int]  # cached tokens of each sequence [tokens]
-    done: list[int]  # generated tokens of each sequence [tokens]
-    yielded: list[list[int]]  # tokens that each round generated, by round and sequence [tokens]
-    last: Tensor  # newest tokens, which are not cached yet, (batch,)
-    tokens: Tensor  # generated tokens, (batch, generate)
-
-    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
-        """Run a forward pass and return the logits, (batch, new, vocabulary).
-
-        Parameters
-        ----------
-        tokens
-            New tokens, (batch, new).
-        ahead
-            Tokens between the cached ones and the first new one, such as earlier drafts. [tokens]
-        """
-
-    def choose(self, logits: Tensor) -> Tensor:
-        """Choose a token for each row of logits, greedily or at random. (...,)
-
-        Parameters
-        ----------
-        logits
-            (..., vocab).
-        """
-
-    def shares(self, logits: Tensor) -> Tensor:
-        """Compute the probability of every token from logits, in fp32. (..., vocabulary)
-
-        Parameters
-        ----------
-        logits
-            (..., vocab).
-        """
-
-    def emit(
-        self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
-    ) -> None:
-        """Append generated tokens to the sequences.
-
-        Parameters
-        ----------
-        tokens
-            Generated tokens, (batch, most).
-        counts
-            How many tokens of each row are valid; None for all.
-        logits
-            Logits by which they were chosen, if these are to be stored.
-        """
-
-    @property
-    def padded(self) -> Tensor:
-        """Return all prompts, (batch, longest prompt), padded with zeros."""
 
 
 def join_resident(*parts: Resident) -> Resident:
@@ -283,17 +220,6 @@ class CacheRoom:
                 f"a group that does"
             )
 
-    def resize(self, rows: int) -> "CacheRoom":
-        """Return the same room for rows, as if each were a sequence with one KV head.
-
-        Parameters
-        ----------
-        rows
-            Number of rows.
-        """
-        own = self.part, self.slots, self.counter, rows, 1, self.dim, self.dtype, self.device
-        return CacheRoom(*own)
-
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate zeros on the GPU. (sequences, KV heads, slots, dim)
 
@@ -421,6 +347,7 @@ class KvStore(ABC):
     drops_tokens = True  # whether tokens may be overwritten by the next pass
     keeps_numbers = True  # whether rows hold the numbers that came, each by itself
     by_position = False  # whether a token's slot has to be its position
+    divided = False  # whether rows of a token lie in several places
     fetches_values = False  # whether values may be on the host without their keys
     buffers_drafts = False  # whether drafts stay in existing slots until they are verified
     differences: Mapping[str, str] = MappingProxyType({})
@@ -428,9 +355,6 @@ class KvStore(ABC):
 
     split_differences: Mapping[str, str] = MappingProxyType({})
     """Further ones where rows are kept in two places."""
-
-    op_periods: Mapping[str, int] = MappingProxyType({})
-    """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
 
     def __init__(self, room: CacheRoom) -> None:
         self.part, self.room = room.part, room
@@ -497,17 +421,20 @@ class KvStore(ABC):
         return True
 
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
-        """Return the share of each op that a pass runs, where predictions count it whole.
+        """State how much of each op a pass does, over what predictions count per round.
+
+        Predictions spread evenly what a cache does once in several rounds.
 
         Parameters
         ----------
         ends
-            Tokens of each sequence after the pass. [tokens]
+            Stored tokens of each sequence after the pass. [tokens]
 
         Returns
         -------
         Mapping of str to float
-            Share of the op by its name; ops that are not listed run as predicted.
+            Share of the op by its name, the mean over the sequences; ops that are not listed are
+            done as predicted.
         """
         return {}
 
@@ -570,30 +497,6 @@ class KvStore(ABC):
         """
         out = self.attend(queries, span, seen)
         return lambda: out
-
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Attend with one query per sequence, and return the attention weight of each slot too.
-
-        Parameters
-        ----------
-        queries
-            Queries of the newest tokens, (sequences, heads, 1, dim).
-        span, seen
-            As for :meth:`attend`.
-
-        Returns
-        -------
-        tuple of Tensor
-            The output, (sequences, heads, 1, dim), and the weights, (sequences, heads, 1, slots).
-
-        Raises
-        ------
-        NotImplementedError
-            If the storage cannot return weights.
-        """
-        raise NotImplementedError
 
     def room_left(self, tokens: int) -> int | None:
         """Return how many more tokens fit before some must be packed or evicted.

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.validate.counter import NullCounter
-from kvsim.validate.model.attention import Pass, Seen, attend
-from kvsim.validate.parts.host_rows import PromptStages
-from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.store import CacheRoom, Host, KvStore, SlotRange, Widths
 from kvsim.validate.transfer import Transfers
 
@@ -118,6 +115,8 @@ class TieredStore(KvStore):
         Allocates host memory for the rows that are copied.
     """
 
+    divided = True
+
     def __init__(
         self,
         kind: type[KvStore],
@@ -145,14 +144,13 @@ class TieredStore(KvStore):
         self.here: KvStore | None = None
         self.cpu: CpuStore | None = None
         if away:
-            own = replace(room, sequences=away, heads=1, make_rows=at_home)
-            self.away = kind(own)
+            self.away = kind(replace(room, sequences=away, heads=1, make_rows=at_home))
             self.groups.append((rows_of(slice(0, away)), self.away))
         if away < stay:
-            self.here = kind(room.resize(stay - away))
+            self.here = kind(replace(room, sequences=stay - away, heads=1))
             self.groups.append((rows_of(slice(away, stay)), self.here))
         if cpu:
-            self.cpu = CpuStore(room.resize(cpu), lanes)
+            self.cpu = CpuStore(replace(room, sequences=cpu, heads=1), lanes)
             self.groups.append((rows_of(slice(stay, count)), self.cpu))
         first = self.groups[0][1]
         self.plain, self.keeps_numbers = first.plain, False
@@ -279,16 +277,15 @@ class CpuStore(KvStore):
         self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
         self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
         self.buffers: list[Tensor] = []  # of the prompt, while it is read
-        self.held = 0  # tokens of the longest sequence
         self._new: list[Tensor] = []
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Write the tokens of a prompt to GPU buffers that are copied to host memory later."""
-        self.held = max(counts)
         with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
-                buffer[:, :, : self.held] = kept[:, :, : self.held]
-                record.writes(kept[:, :, : self.held])
+                new = kept[:, :, : max(counts)]
+                buffer[:, :, : new.shape[2]] = new
+                record.writes(new)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return the GPU buffers of the prompt's first tokens.
@@ -303,7 +300,6 @@ class CpuStore(KvStore):
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Write new tokens to the GPU buffers; in decoding, keep them to send with the queries."""
-        self.held = span.longest
         if not self.buffers:
             self._new = [keys, values]
             return
@@ -359,34 +355,6 @@ class CpuStore(KvStore):
     def tensors(self) -> dict[str, list[Tensor]]:
         """Return no tensors, as none stays on the GPU."""
         return {"kv": []}
-
-
-class LeavingPrompts:
-    """GPU buffers of prompts on their way to host memory, where the CPU attends to them later."""
-
-    def __init__(self, lanes: Transfers, counter: NullCounter) -> None:
-        self.stores: dict[tuple[int, int], CpuStore] = {}  # by layer and part of the batch
-        self.stages = PromptStages(lanes, counter, "store_kv")
-
-    def begin(self, where: LayerContext, step: Pass) -> None:
-        """Give a layer GPU buffers for its prompts."""
-        kv = self.stores[where.visit]
-        if step.kind == "prefill" and not kv.buffers:
-            kv.buffers = self.stages.take(lambda: [kv.room.zeros(where.run.prompt) for _ in "kv"])
-
-    def end(self, where: LayerContext, step: Pass) -> None:
-        """Copy the prompts of a layer to host memory once they are complete."""
-        kv = self.stores[where.visit]
-        if step.kind == "prefill" and step.length >= where.run.prompt:
-            pairs = zip(kv.homes, kv.buffers, strict=True)
-            self.stages.send([(a[:, :, : kv.held], b[:, :, : kv.held]) for a, b in pairs])
-            kv.buffers = []
-
-    def finish(self) -> None:
-        """Wait until all prompts are in host memory."""
-        self.stages.finish()
-        if self.stages.lanes.device.type == "cuda":
-            torch.cuda.synchronize(self.stages.lanes.device)
 
 
 MakeStore = Callable[[Host], TieredStore]

@@ -409,7 +409,8 @@ class Resumed(Forced):
 
     def _prefill(self) -> Tensor:
         for layer, pair in enumerate(zip(self._kept.keys, self._kept.values, strict=True)):
-            self.impl.store_prompt(layer, *(x.clone() for x in pair))
+            keys, values = (x.clone() for x in pair)
+            self.impl.layers[layer].kv.fill(keys, values, self.impl.lengths)
         self.impl.prompt_done()
         return self._kept.last_logits
 

@@ -9,10 +9,11 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.heads import DraftLayers
 from kvsim.validate.parts.selection import LayeredRun
-from kvsim.validate.parts.store import Resident, RunningGeneration
+from kvsim.validate.parts.store import Resident
 
 SMALL_SETTINGS: tuple[str, ...] = ()  # none that suit every model: both need the same tokens
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"

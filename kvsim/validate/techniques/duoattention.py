@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.papers.duoattention import Duoattention as Settings
-from kvsim.validate.model.attention import Pass, attend, visible
+from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange, join_resident
@@ -24,6 +24,8 @@ class Duoattention(RingCache):
     .. [1] G. Xiao et al., "DuoAttention", ICLR 2025, section 2.4: heads are put in this order.
     """
 
+    divided = True
+
     def __init__(self, place: LayerContext) -> None:
         settings, heads = place.settings(Settings), place.run.model.kv_heads
         kept = float(settings.retrieval) * heads
@@ -39,14 +41,8 @@ class Duoattention(RingCache):
         self.whole = self.run.make_store(replace(place, heads=self.many), self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full with retrieval heads, and to sinks and window with streaming heads.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        outs, seen = [], (visible(step, step.length), self.visible_nearby(step))
+        """Attend in full with retrieval heads, and to sinks and window with streaming heads."""
+        outs, seen = [], (visible(step, step.length), self._visible_nearby(step))
         for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
             with self.counter.op("attn") as record:
                 outs.append(attend(record, *numbers, where))
@@ -96,6 +92,14 @@ class Duoattention(RingCache):
     def resident(self) -> Resident:
         """Return the tensors of both kinds of heads."""
         return join_resident(super().resident(), {"gpu": self.whole.tensors()})
+
+    def _visible_nearby(self, step: Pass) -> Seen:
+        """What prompt queries see in streaming heads: the first tokens and their latest ones."""
+        if step.length <= self.budget:
+            return visible(step, step.length)
+        keys = torch.arange(step.length, device=step.positions.device)
+        asking = step.positions[:, None, :, None]
+        return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def _kinds(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Three, Three]:
         """Split queries, keys and values into those of retrieval and of streaming heads."""

@@ -1,7 +1,8 @@
 """GEAR: a packed cache, and the error of every packed block as a product of low rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from statistics import fmean
 from types import MappingProxyType
 
 import torch
@@ -19,7 +20,7 @@ SMALL_SETTINGS = ("group={group},residual={group}",)
 PACKED_BLOCKS = (
     "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
 )
-FACTOR_BLOCKS = "factors are found block by block; the prediction spreads that evenly"
+PROMPT_BLOCK = "a prompt without a whole block has no factors; the prediction gives it some"
 ITERATION_SEED = 2403  # of the vectors that iterations begin with
 
 
@@ -36,7 +37,7 @@ class Gear(PackedStore):
 
     drops_tokens, by_position = False, True
     differences = MappingProxyType(
-        {"attn": PACKED_BLOCKS, "quantise": PACKED_BLOCKS, "power_iteration": FACTOR_BLOCKS}
+        {"attn": PACKED_BLOCKS, "quantise": PACKED_BLOCKS, "power_iteration": PROMPT_BLOCK}
     )
 
     def __init__(self, room: CacheRoom) -> None:
@@ -49,7 +50,6 @@ class Gear(PackedStore):
                 f"gear: rank={part.rank} is more than a block's error of {part.residual} tokens "
                 f"x {room.dim} numbers can have; choose at most {most}"
             )
-        self.op_periods = {"power_iteration": self.residual}
         self.rank = part.rank
         more = slots - max(room.prompts)  # tokens behind every prompt
         blocks = 1 + max((n + more) // self.residual - n // self.residual for n in room.prompts)
@@ -63,6 +63,11 @@ class Gear(PackedStore):
     def packed_values(self, tokens: int) -> int:
         """Return how many tokens have packed values: as many as have packed keys. [tokens]"""
         return self.packed_keys(tokens)
+
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
+        """Return the share of packing and of power iterations: those of the blocks that fill up."""
+        share = self.residual * fmean(n % self.residual == 0 for n in ends)
+        return {"quantise": share, "power_iteration": share}
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Pack the prompt's blocks together, and factorise their quantisation error."""

@@ -11,7 +11,7 @@ from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import Resident, hold_chunk
+from kvsim.validate.parts.store import Resident
 
 SMALL_SETTINGS = ("heavy={quarter},recent={quarter}",)
 
@@ -40,36 +40,19 @@ class H2o(RingCache):
         self.sums = self._sums(self.slots if self.ranked else 0)
         self._prompt_sums: Tensor | None = None
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk to its slots and attend, summing attention weights if any token is evicted.
-
-        Without eviction this is the base class's method.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        if not self.ranked:
-            return super().prefill(queries, keys, values, step)
-        held = self.kv.prompt(self.slots)
-        with self.counter.op("attn") as record:
-            k, v = hold_chunk(record, held, keys, values, step)
-        return self._attend(queries, k, v, self.sums, step)
-
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and add the attention weights of each token to its sum.
+        """Attend in full; if any token is evicted, add each one's attention weights to its sum.
 
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
+        Scores of a chunk take no more memory than the MLP's activations, which are not there yet.
         """
         if not self.ranked:
             return super().attend_prompt(queries, keys, values, step)
         if self._prompt_sums is None:
             self._prompt_sums = self._sums(self.prompt)
-        return self._attend(queries, keys, values, self._prompt_sums, step)
+        counts = step.positions < self._on_device[step.rows, None]
+        room = len(queries) * step.new * self.model.ffn // 4
+        sums = self._prompt_sums[step.rows, :, : step.length]
+        return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store each sequence's recent tokens, and the older ones of largest summed weight."""
@@ -110,6 +93,7 @@ class H2o(RingCache):
             if self.sink:
                 self._graduate(span.slots[:, 0], full)
             self.sums.scatter_(2, span.slots[:, :1, None].expand(-1, self.model.heads, 1), 0.0)
+        assert isinstance(self.kv, PerTokenCache)
         self.kv.append(keys, values, span)
         seen = visible(step, torch.arange(span.longest, device=queries.device))
         out, weights = self.kv.attend_with_scores(queries, span, seen)
@@ -126,18 +110,6 @@ class H2o(RingCache):
     def _sums(self, tokens: int) -> Tensor:
         """Allocate accumulated scores, (batch, heads, tokens)."""
         return torch.zeros(self.batch, self.model.heads, tokens, device=self.device)
-
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, step: Pass
-    ) -> Tensor:
-        """Attend with a chunk of some prompts, and add its scores to their sums in place.
-
-        They take no more memory than the MLP's activations, which are not there yet.
-        """
-        counts = step.positions < self._on_device[step.rows, None]
-        room = len(queries) * step.new * self.model.ffn // 4
-        sums = sums[step.rows, :, : step.length]
-        return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
 
     def _graduate(self, slots: Tensor, full: Tensor) -> None:
         """Move the token that leaves the ring to the slot of the lowest heavy hitter, or drop it.

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2404.18057.
 
 - Prefill (figure 1, equations 1 and 2): a layer's keys are written into its cache; its values are
   written into one of two buffers, from which they leave for host memory while the next layer
-  computes (``Values.prefill``, ``send_prompt``).
+  computes (``Values.prompt_buffer``, ``send_prompt``).
 - Decode (table 1): S~ = TopN(softmax(q K^T / sqrt(d))) over all keys, on the GPU; the values of
   those N tokens are copied from the host; A~ = S~ Part(V) (``Values.attend``).
 - Some first layers may keep their values on the GPU (the paper's L; ``gpu_layers``): for them the
@@ -45,34 +45,24 @@ class Values(LayerCache):
         if self.host:  # keys are read by an op of its own
             self.differences = {} if self.rows.plain else {"scores": PACKED_AT_ONCE["attn"]}
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the prompt so far; after its last chunk, start copying values to the host.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
+    def prompt_buffer(self) -> tuple[Tensor, Tensor]:
+        """Return the slots of keys, and the buffer from which values leave for the host."""
         if self.host is None:
-            return super().prefill(queries, keys, values, step)
-        held = self.rows.k.parts[0], self.host.stage(self)[0]
-        out = self.attend_from(held, queries, keys, values, step)
-        if step.ends_prompt(self.prompt, self.batch):
-            self.host.send_prompt(self)
-        return out
+            return super().prompt_buffer()
+        return self.rows.k.parts[0][:, :, : self.prompt], self.host.stage(self)[0]
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Pack a prompt; keep its keys on the GPU and start copying its values to the host."""
+        """Pack a prompt if it is to be packed, and start copying its values to the host."""
         if self.host is None:
             super().store_prompt(keys, values)
             return
-        stage = self.host.stage(self)
-        with self.counter.op("quantise") as record:
-            self.rows.k.fill(record, keys)
-            encoded = self.rows.v.codec.encode(values)
-            record.reads(values).writes(*encoded)
-            for buffer, part in zip(stage, encoded, strict=True):
-                buffer.copy_(part)
+        if not self.direct:
+            with self.counter.op("quantise") as record:
+                self.rows.k.fill(record, keys)
+                encoded = self.rows.v.codec.encode(values)
+                record.reads(values).writes(*encoded)
+                for buffer, part in zip(self.host.stage(self), encoded, strict=True):
+                    buffer.copy_(part)
         self.host.send_prompt(self)
 
     def prompt_done(self) -> None:

@@ -1,8 +1,6 @@
 """KIVI: keys packed per channel in blocks, values per token behind the latest ones."""
 
-from collections.abc import Hashable, Mapping
-from statistics import fmean
-from types import MappingProxyType
+from collections.abc import Hashable
 
 from torch import Tensor
 
@@ -26,9 +24,6 @@ class Kivi(PackedStore):
     """
 
     drops_tokens, replays = False, True
-    differences = MappingProxyType(
-        {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
-    )
 
     def __init__(self, room: CacheRoom) -> None:
         part = room.settings(Settings)
@@ -40,19 +35,6 @@ class Kivi(PackedStore):
         """Return the number of packed keys and of packed values of each sequence. (batch,) each"""
         keys = lengths // self.residual * self.residual
         return keys, (lengths - self.residual).clamp(min=0)
-
-    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
-        """Return the share of packing work that a pass does.
-
-        A value is packed when it leaves the residual, and keys when they fill a block.
-        """
-        part = self.part.stored
-        keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
-        done = [
-            values * (n > self.residual) + keys * self.residual * (n % self.residual == 0)
-            for n in ends
-        ]
-        return {"quantise": fmean(done) / (keys + values)}
 
     def branch(self, ends: list[int]) -> Hashable:
         """Return whether values leave the residual, and whether keys fill it.

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Seen, attend
-from kvsim.validate.parts.normal import from_levels, ranges, to_levels
+from kvsim.validate.parts.normal import from_levels, to_levels
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
 
@@ -95,7 +95,7 @@ class Kvquant(KvStore):
             even = (keys - self.channels[0]) / self.channels[1]
             away = values.float() - values.float().mean(-1, True)
             far, far_values = (x.abs().topk(self.many).indices for x in (even, away))
-            spread = ranges(values.float(), far_values).half()
+            spread = _mean_and_deviation(values.float(), far_values).half()
             found = keys.gather(-1, far), far, values.gather(-1, far_values), far_values
             made = [new.to(old.dtype) for new, old in zip(found, self.apart_from, strict=True)]
             record.reads(keys, values).writes(*made, spread)
@@ -139,6 +139,13 @@ class Kvquant(KvStore):
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
+
+
+def _mean_and_deviation(numbers: Tensor, apart: Tensor) -> Tensor:
+    """Mean and deviation (..., 2) of numbers (..., n), without those at ``apart`` (..., count)."""
+    rest = numbers.scatter(-1, apart, torch.nan)
+    middle = rest.nanmean(-1, keepdim=True)
+    return torch.cat([middle, (rest - middle).square().nanmean(-1, keepdim=True).sqrt()], -1)
 
 
 def _put(table: Tensor, new: Tensor, span: SlotRange) -> None:

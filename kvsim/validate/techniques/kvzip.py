@@ -29,10 +29,11 @@ from kvsim.techniques.axes.base import Placement
 from kvsim.techniques.papers import kvzip
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Pass, attend
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import Resident, RunningGeneration, SlotRange, join_resident
+from kvsim.validate.parts.store import Resident, SlotRange, join_resident
 
 SMALL_SETTINGS = ("budget={half}",)
 
@@ -59,6 +60,9 @@ class Kvzip(CutCache):
                 f"pass again behind all {self.prompt:,}; shorten the prompt"
             )
         self._scores = torch.zeros(0)
+
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Keep the whole prompt until ``after_prompt``."""
 
     @property
     def slots(self) -> int:

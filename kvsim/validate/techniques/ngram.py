@@ -5,9 +5,10 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot
 
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
-from kvsim.validate.parts.store import RunningGeneration
 
 SMALL_SETTINGS = ("gamma=2,acceptance=0.5",)  # acceptance is counted
 MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
@@ -23,15 +24,16 @@ class Ngram(SpeculativeDrafter):
     .. [1] N. Yang et al., "Inference with reference", arXiv:2304.04487, 2023, section 3.
     """
 
-    def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
-        """Search each sequence's text on the host for drafts. (batch,) each"""
+    def draft(self, generation: RunningGeneration, count: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Search each sequence's text on the host for drafts."""
         written = generation.tokens.tolist()
         texts = [
             np.array([*prompt, *own[:done]], np.int64)
             for prompt, own, done in zip(generation.prompts, written, generation.done, strict=True)
         ]
         drafts = torch.tensor([continued(text, count) for text in texts])
-        return list(drafts.to(generation.last.device).unbind(1)) if count else []
+        found = list(drafts.to(generation.last.device).unbind(1)) if count else []
+        return found, [one_hot(token, self.run.model.vocab).float() for token in found]
 
 
 def continued(text: NDArray[np.int64], count: int) -> list[int]:

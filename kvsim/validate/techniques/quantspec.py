@@ -18,7 +18,8 @@ Algorithm 1, and where it stands here:
 - lines 1 to 3, the prompt: read in full precision, packed but for its latest G to 2 G tokens, which
   stay in the full-precision buffers C_F1 and C_F2 (``Hierarchical.fill``)
 - lines 4 to 9, drafts: gamma passes of the model itself with weights of 4 bits over the upper
-  halves and both buffers; their keys and values go into C_F2 (``Quantspec.propose``)
+  halves and both buffers; their keys and values go into C_F2 (``SelfDrafter.weights``,
+  ``Hierarchical.attend``)
 - line 10, verification: one pass of the full weights over both halves writes its own keys and
   values over those of the drafts (``drafting.SpeculativeDrafter.decode_round``)
 - lines 11 to 22, a draft stays while the target would have drawn it, and the target's own token
@@ -31,6 +32,7 @@ to nearest, where the authors' come from a calibrated quantiser; every layer is 
 algorithm 1 can leave out L_S sensitive ones.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from torch import Tensor
@@ -40,7 +42,7 @@ from kvsim.techniques.papers.quantspec import Hierarchical as Settings
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.drafting import SelfDrafter
 from kvsim.validate.parts.packed import PackedStore
-from kvsim.validate.parts.store import CacheRoom, RunningGeneration, SlotRange
+from kvsim.validate.parts.store import CacheRoom, SlotRange
 from kvsim.validate.transfer import to_device
 
 SMALL_SETTINGS = ("gamma=2,group={group},residual={two_groups},weight_bits={weight_bits}",)
@@ -55,13 +57,6 @@ class Quantspec(SelfDrafter):
         for layer in self.run.layers:
             if self.reads == "upper" and isinstance(layer.kv, Hierarchical):
                 layer.kv.drafts_read_upper = True
-
-    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """Run one draft pass (line 7) and return its logits, (batch, 1, vocabulary).
-
-        The drafter's ``weights`` have MLPs of 4 bits, and ``Hierarchical.attend`` reads C_U.
-        """
-        return generation.forward(tokens, "draft", ahead=ahead)
 
 
 class Hierarchical(PackedStore):
@@ -104,6 +99,10 @@ class Hierarchical(PackedStore):
         Nothing is packed until the round is over.
         """
         return tuple(end - span.new for end in span.ends)
+
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
+        """Return none: how many tokens a round of drafts adds is known when it ends."""
+        return {}
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Put the new tokens of a draft or of verification into C_F2."""

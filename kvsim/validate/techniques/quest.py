@@ -8,8 +8,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers.quest import Quest as Settings
 from kvsim.validate.counter import OpRecord
+from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.reading import in_pages
+from kvsim.validate.parts.rows import TokenRows
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange
 
@@ -44,19 +46,6 @@ class Quest(LayerCache):
         self.low, self.high = (self.rows.room.zeros(pages) for _ in "lh")
         self.most = max(int(settings.budget) // self.page, 1)  # pages that a KV head reads
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Write a chunk to its slots and attend; summarise the keys' pages after the last chunk.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        out = super().prefill(queries, keys, values, step)
-        if step.length == self.prompt and step.rows.stop == self.batch:
-            self._summarise(self.rows.k.parts[0][:, :, : self.prompt])
-        return out
-
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Summarise the pages from unpacked keys, then store the prompt."""
         self._summarise(keys)
@@ -83,7 +72,7 @@ class Quest(LayerCache):
         seen = (index <= step.positions[:, None])[:, :, None]
         index = index.clamp(max=self.capacity - 1)
         with self.counter.op("attn") as record:
-            k, v = (column.gathered(record, index) for column in (self.rows.k, self.rows.v))
+            k, v = (self._gather(record, column, index) for column in (self.rows.k, self.rows.v))
             out = attend(OpRecord(), queries, k, v, seen)
             record.reads(queries).writes(out)
         return out
@@ -91,6 +80,12 @@ class Quest(LayerCache):
     def buffers(self) -> Resident:
         """Return each page's bounds: the smallest and the largest key value of every channel."""
         return {"gpu": {"page bounds": [self.low, self.high]}}
+
+    def _gather(self, record: OpRecord, column: TokenRows, index: Tensor) -> Tensor:
+        """Numbers of rows (batch, KV heads, n), which attention reads where they are."""
+        parts = [rows_at(part, index) for part in column.parts]
+        record.reads(*parts)
+        return column.widened(parts)
 
     def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
         """Choose the best pages of every KV head, (batch, KV heads, pages)."""

@@ -1,5 +1,9 @@
 """R-KV: whenever a buffer is full, keeps the important and non-redundant tokens."""
 
+from collections.abc import Mapping
+from statistics import fmean
+from types import MappingProxyType
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
@@ -11,10 +15,13 @@ from kvsim.validate.parts.scores import KeptQueries, query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange
 
-SMALL_SETTINGS = ("kept={least},buffer=5,window=3",)  # three cuts in the 15 rounds of a default run
+SMALL_SETTINGS = ("kept={least},buffer=5,window=3",)
 IMPORTANCE = 0.1  # weight of attention beside redundancy
 ALIKE = 0.5  # cosine beyond which two keys say the same
 POOL = 7  # neighbouring tokens of which the greatest weight counts
+
+
+BETWEEN_CUTS = "a round reads what its buffer holds; the prediction reads the mean of a full turn"
 
 
 class RKv(EvictingCache):
@@ -24,6 +31,8 @@ class RKv(EvictingCache):
     ----------
     .. [1] Z. Cai et al., "R-KV", NeurIPS 2025, section 3, equations 2 to 6.
     """
+
+    differences = MappingProxyType({"attn": BETWEEN_CUTS})
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.settings(Settings)
@@ -47,18 +56,16 @@ class RKv(EvictingCache):
         return min(self.kept + self.buffer, self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and record the prompts' last queries for the first eviction.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        self.last.observe(queries, step)
+        """Attend in full, and record the prompts' last queries for a cut of the prompts."""
+        if self.prompt > self.kept:
+            self.last.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Store the tokens of each prompt that remain after the first eviction."""
+        """Store the tokens of each prompt that the first cut leaves."""
+        if self.prompt <= self.kept:
+            super().store_prompt(keys, values)
+            return
         asking, ends = self.last.positions, self._on_device
         index = self._choose(self.last.take(), asking, keys, ends)
         first = torch.arange(self.kept, device=keys.device)
@@ -103,6 +110,13 @@ class RKv(EvictingCache):
             for n, prompt in zip(tokens, self.lengths, strict=True)
         ]
         return [n if n < self.kept else self.kept + (n - self.kept) % self.buffer for n in made]
+
+    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
+        """Return the shares of a cut, which waits for a full buffer, and of the tokens read."""
+        ends = [n + 1 for n in self.stored_tokens(cached)]
+        cut = self.buffer * fmean(n == self.kept + self.buffer for n in ends)
+        spread = fmean(min(n + 1, self.kept + (self.buffer + 1) / 2) for n in cached)
+        return {"redundancy": cut, "select": cut, "compact": cut, "attn": fmean(ends) / spread}
 
     def buffers(self) -> Resident:
         """Return the latest queries, by whose attention the next eviction ranks tokens."""

@@ -131,6 +131,8 @@ class Landmarks(LayerCache):
     attended to.
     """
 
+    direct = True  # prompts are written to buffers from which values are copied to the host
+
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.refuse_drafts()
@@ -164,26 +166,15 @@ class Landmarks(LayerCache):
         self.host.add(self, kv.v)
         self.reading = self.run.shared("prompt keys", lambda: [room.zeros(self.prompt)])
 
-    @property
-    def direct(self) -> bool:
-        """True: prompts are written to buffers from which values are copied to the host."""
-        return True
+    def prompt_buffer(self) -> tuple[Tensor, Tensor]:
+        """Return the buffer of keys, and that from which values leave for the host."""
+        return self.reading[0], self.host.stage(self)[0]
 
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full; after the last chunk, decompose keys and copy values to the host.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        held = self.reading[0], self.host.stage(self)[0]
-        out = self.attend_from(held, queries, keys, values, step)
-        if step.ends_prompt(self.prompt, self.batch):
-            self._summarise(*held)
-            self.factors.fill(*held, self.lengths)
-            self.host.send_prompt(self)
-        return out
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Decompose the keys, and start copying the values to the host."""
+        self._summarise(keys, values)
+        self.factors.fill(keys, values, self.lengths)
+        self.host.send_prompt(self)
 
     def prompt_done(self) -> None:
         """Free the prompt's buffers and allocate one for fetched chunks."""

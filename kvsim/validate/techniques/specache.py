@@ -23,8 +23,6 @@ Where this departs from the paper: query heads that share a KV head choose toget
 their attention; the paper does not say how. A token is not among its own top k.
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -34,11 +32,12 @@ from kvsim.techniques.papers.specache import Pairs as PairSettings
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
+from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.parts.drafting import Drafter
 from kvsim.validate.parts.host_rows import HostCopies
 from kvsim.validate.parts.packed import Fetched, PackedStore
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import CacheRoom, Resident, RunningGeneration, SlotRange
+from kvsim.validate.parts.store import CacheRoom, Resident, SlotRange
 
 SMALL_SETTINGS = ("group={group},residual={group},k={quarter}",)
 
@@ -76,9 +75,6 @@ class LateKivi(PackedStore):
     """
 
     drops_tokens = False
-    differences = MappingProxyType(
-        {"quantise": "keys are packed a residual at a time; the prediction spreads that evenly"}
-    )
 
     def __init__(self, room: CacheRoom) -> None:
         part = room.settings(LateKiviSettings)
@@ -144,7 +140,14 @@ class LateKivi(PackedStore):
     def pack_leaving(self, span: SlotRange) -> None:
         """Keep the first new token of a step, and pack the tokens that leave the residual.
 
-        These are one value of each sequence, and a block of keys if the token completes one.
+        That is one value of each sequence, and a block of keys where the token completes it. It is
+        called once, after all attention of the step; further new tokens, which were guessed, are
+        overwritten by the next step.
+
+        Parameters
+        ----------
+        span
+            Slots of the step's new tokens, (sequences, new), and those in use after it.
         """
         before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]

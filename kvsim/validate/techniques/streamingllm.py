@@ -36,7 +36,7 @@ class Streamingllm(RingCache):
         self._turning: Turning | None = None
         if self.run.decoder.arch.rope and self.sink and self.capacity > self.budget:
             key = ("sinks", self.sink, self.recent)
-            self._turning = place.shared(key, lambda: Turning(self))
+            self._turning = self.kv.room.common.get(key, lambda: Turning(self))
             self._turning.layers.append(self)
             self.sinks = torch.zeros_like(self.keys_of_sinks())
 

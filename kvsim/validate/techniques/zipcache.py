@@ -22,7 +22,7 @@ has salient tokens of its own. A window without a probe would have no ranking, s
 token probes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -50,13 +50,7 @@ class Zipcache(KvStore):
     """
 
     drops_tokens, keeps_numbers, by_position = False, False, True
-    differences = MappingProxyType(
-        {
-            "quantise": "a window is packed at once; the prediction spreads that evenly",
-            "saliency": "a window is ranked at once; the prediction spreads that evenly",
-            "probe": DRAWN_PROBES,
-        }
-    )
+    differences = MappingProxyType({"probe": DRAWN_PROBES})
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
@@ -78,7 +72,8 @@ class Zipcache(KvStore):
         # what each token of the window gets from its probes, summed: (sequences, KV heads, window)
         self.saliency = room.zeros(1, self.window, torch.float32)[:, :, 0]
         self.probing = room.common.get(
-            ("probing", part), lambda: Probing(part.probe, self.window, lengths, room.device)
+            ("probing", part),
+            lambda: Probing(part.probe, self.window, windows + 1, lengths, room.device),
         )
         self._ends = torch.tensor(lengths, device=room.device)[:, None]
         self._token = 0  # number of the newest token since the prompt
@@ -125,7 +120,8 @@ class Zipcache(KvStore):
         Tensor
             Output of attention, (sequences, heads, new, dim).
         """
-        fresh, probing = self._token % self.window + 1, self.probing.probes(self._token)
+        fresh = self._token % self.window + 1
+        probing = bool(self.probing.chosen[self.packed, fresh - 1])
         with self.counter.op("attn") as record:
             parts = self._attend_packed(record, queries, span, fresh, probing)
             out = merge(parts).to(queries.dtype)
@@ -134,6 +130,11 @@ class Zipcache(KvStore):
         if fresh == self.window:
             self._compress()
         return out
+
+    def op_shares(self, ends: list[int]) -> Mapping[str, float]:
+        """Return the share of ranking and packing: a whole window's once it is full."""
+        share = float(self.window * ((ends[0] - self.room.prompts[0]) % self.window == 0))
+        return {"saliency": share, "quantise": share}
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors that stay in memory: packed rows, window, and its saliency."""
@@ -199,22 +200,21 @@ class Zipcache(KvStore):
 
     def _probe(self, parts: list[PartialAttention], fresh: int) -> None:
         """Add the attention that the window's tokens get from this step's query to saliency."""
-        scores = parts[-1].scores
-        assert scores is not None
+        logits = parts[-1].scores
+        assert logits is not None
         with self.counter.op("probe") as record:
             first = self.low.counts(self.packed)[:, None] + self._places[:fresh]
-            index = first[:, None].expand(-1, scores.shape[1], -1)
-            scores = scores.gather(2, index)
+            logits = logits.gather(2, first[:, None].expand(-1, logits.shape[1], -1))
             lse = torch.stack([part.lse[:, :, -1] for part in parts]).logsumexp(0)
-            shares = (scores.float() - lse[..., None]).exp()
+            shares = (logits.float() - lse[..., None]).exp()
             grouped = shares.view(len(shares), self.room.heads, -1, fresh)
             self.saliency[..., :fresh] += grouped.mean(2)
-            record.writes(scores).reads(scores)
+            record.writes(logits).reads(logits)
 
     def _compress(self) -> None:
         """Pack a full window by its saliency over the probes that saw each token (equation 8)."""
         index = self._slots()[:, None, :, None].expand_as(self.k)
-        saliency = self.saliency / self.probing.seen.clamp(min=1)
+        saliency = self.saliency / self.probing.seen(self.packed).clamp(min=1)
         k, v = self.k.gather(2, index), self.v.gather(2, index)
         self.pack(k, v, saliency, self.packed + 1)
         self.saliency.zero_()
@@ -434,73 +434,58 @@ class PrecisionRows:
 class Probing:
     """Choice of the probe queries of prompts and of new tokens, which is the same in all layers.
 
+    Half of the probes are the latest queries of a prompt or window, the others are drawn. The last
+    token of a window probes if no other has, as nothing would rank the window otherwise.
+
     Parameters
     ----------
     share
-        Share of queries that are probes, 0 to 1; half of them are the latest, half are random.
+        Share of the queries that probe, 0 to 1.
     window
         New tokens that are packed together. [tokens]
+    windows
+        How many windows there may be.
     lengths
         Lengths of the prompts. [tokens]
     device
-        Device of the choice.
+        Where the choice is kept.
+
+    Attributes
+    ----------
+    prompt
+        Collects the queries of prompts that probe.
+    chosen
+        Whether each new token probes, (windows, window), on the host.
     """
 
-    def __init__(self, share: float, window: int, lengths: list[int], device: torch.device) -> None:
-        self.share, self.window = share, window
-        self._random = torch.Generator().manual_seed(0)
-        self.prompt = KeptQueries(self._of_prompts(lengths).to(device))
-        self.seen = torch.zeros(window, device=device)  # probes that saw each token of the window
-        self._latest, self._now, self._probed = -1, False, 0  # token; whether it probes; how many
-
-    def probes(self, token: int) -> bool:
-        """Return whether a new token is a probe; the first call draws for all layers.
-
-        Probes are the latest tokens of a window except the last one, and some random others. The
-        last one is a probe only if there is no other, as the window could not be ranked otherwise.
-
-        Parameters
-        ----------
-        token
-            Number of the token since the prompt, from 0.
-        """
-        if token == self._latest:
-            return self._now
-        place, self._latest = token % self.window, token
-        if not place:
-            self.seen.zero_()
-            self._probed = 0
-        recent = round(self.share / 2 * self.window)
-        lucky = float(torch.rand(1, generator=self._random)) < self.share / 2
-        last = place + 1 == self.window
-        self._now = not self._probed if last else place >= self.window - recent or lucky
-        if self._now:
-            self._probed += 1
-            self.seen[: place + 1] += 1
-        return self._now
-
-    def _of_prompts(self, lengths: list[int]) -> Tensor:
-        chosen = []
+    def __init__(
+        self, share: float, window: int, windows: int, lengths: list[int], device: torch.device
+    ) -> None:
+        random, found = torch.Generator().manual_seed(0), []
         for length in lengths:
-            recent = min(max(round(self.share / 2 * length), self.share > 0), length)
-            drawn = max(round(self.share * length) - recent, 0)
-            others = torch.randperm(length - recent, generator=self._random)[:drawn]
-            chosen.append(torch.cat([others, torch.arange(length - recent, length)]))
-        return torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=-1)
+            recent = min(max(round(share / 2 * length), share > 0), length)
+            drawn = max(round(share * length) - recent, 0)
+            others = torch.randperm(length - recent, generator=random)[:drawn]
+            found.append(torch.cat([others, torch.arange(length - recent, length)]))
+        pad = torch.nn.utils.rnn.pad_sequence
+        self.prompt = KeptQueries(pad(found, batch_first=True, padding_value=-1).to(device))
+        latest = torch.arange(window) >= window - round(share / 2 * window)
+        self.chosen = latest | (torch.rand(windows, window, generator=random) < share / 2)
+        self.chosen[:, -1] = ~self.chosen[:, :-1].any(1)
+        seen = self.chosen.flip(1).cumsum(1).flip(1)
+        self._seen = seen.to(device, torch.float32)
+
+    def seen(self, window: int) -> Tensor:
+        """Return how many probes saw each token of a window, (window,)."""
+        return self._seen[window]
 
 
 def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
     """Return the attention that a prompt's tokens get from the probes, (batch, KV heads, tokens).
 
     It is summed over the probes and averaged over the query heads of a KV head. Scores are written
-    to GPU memory before and after the softmax.
-
-    Parameters
-    ----------
-    probes
-        Queries of the prompt that probe; sequences with fewer are filled up.
-    keys
-        (batch, KV heads, tokens, head dim).
+    to GPU memory before and after the softmax. Sequences with fewer probes than others are filled
+    up with some that see nothing.
     """
     batch, kv_heads, tokens, head_dim = keys.shape
     queries, every = probes.take(), probes.visible(tokens)[:, None, None]
@@ -508,8 +493,7 @@ def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
     votes = torch.zeros((batch, kv_heads, tokens), device=keys.device)
     for some in query_ranges(queries.shape[2], batch * heads * tokens, keys.device):
         q = queries[:, :, some].reshape(batch, kv_heads, -1, head_dim)
-        logits = q @ keys.mT / head_dim**0.5
-        logits = logits.view(batch, kv_heads, heads // kv_heads, -1, tokens)
+        logits = (q @ keys.mT / head_dim**0.5).view(batch, kv_heads, heads // kv_heads, -1, tokens)
         seen = every[:, :, :, some]
         shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
         votes += shares.float().sum(3).mean(2)
