@@ -197,7 +197,7 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
         (f"{QUEST} + {MAGICDEC}", "for one query"),
         (f"values:n=4 + {MAGICDEC}", "for one query"),
         (f"{KIVI} + {MAGICDEC}", "cannot remove rejected drafts"),
-        (f"{H2O} + offload", "rows on the host"),
+        (f"{H2O} + offload", "cache in host memory"),
         ("kvpr + fp8", "recomputed is fp16"),
         ("0: full; 1-: place:weights_host=1", "all layers alike"),
         (f"place:weights_host=0.5 + {NARROW}", "drafts with streamed weights"),

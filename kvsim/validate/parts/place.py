@@ -267,7 +267,7 @@ class Place(CachePlacement):
         kv, prompt = self.on_cpu.get(where.visit), self.run.prompt
         if kv and step.kind == "prefill" and step.length >= prompt:
             pairs = zip(kv.homes, kv.buffers, strict=True)
-            tokens = min(prompt, kv.slots)  # a selection may have cut it
+            tokens = kv.filled or prompt
             self.stages.send([(home[:, :, :tokens], new[:, :, :tokens]) for home, new in pairs])
             kv.buffers = []
         if where.visit in self.buffers:

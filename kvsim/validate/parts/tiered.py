@@ -277,15 +277,16 @@ class CpuStore(KvStore):
         self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
         self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
         self.buffers: list[Tensor] = []  # of the prompt, while it is read
+        self.filled = 0  # tokens of the longest prompt that a selection has kept; 0 for all
         self._new: list[Tensor] = []
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Write the tokens of a prompt to GPU buffers that are copied to host memory later."""
+        self.filled = max(counts)
         with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
-                new = kept[:, :, : max(counts)]
-                buffer[:, :, : new.shape[2]] = new
-                record.writes(new)
+                buffer[:, :, : self.filled] = kept[:, :, : self.filled]
+                record.writes(kept[:, :, : self.filled])
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return the GPU buffers of the prompt's first tokens.
