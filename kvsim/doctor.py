@@ -65,7 +65,10 @@ def examine(path: str) -> Diagnosis:
     """
     file = check_input(path, TRACE)
     kind, check = _kind(file)
-    faults, notes = check(file)
+    try:
+        faults, notes = check(file)
+    except InputError as fault:  # at which the reader stops
+        faults, notes = [str(fault)], []
     return Diagnosis(kind, tuple(faults), tuple(notes))
 
 
@@ -156,10 +159,7 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
     """
     found: list[str] = []
     mended: set[str] = set()
-    try:
-        config, name, where = read_config(str(file))
-    except InputError as fault:
-        return [str(fault)], []
+    config, name, where = read_config(str(file))
     for _ in range(MAX_REPAIRS):
         try:
             model = read_model(config, name, where)
@@ -200,10 +200,7 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
         Faults, and the number of valid rows; one line each.
     """
     found: list[str] = []
-    try:
-        rows = published.read(str(file), found.append)
-    except InputError as fault:
-        return [str(fault)], []
+    rows = published.read(str(file), found.append)
     return found, [f"{len(rows):,} sound rows"]
 
 
@@ -269,19 +266,16 @@ def trace_faults(file: Path) -> tuple[list[str], list[str]]:
 
 
 def _row_faults(reader: Reader) -> list[str]:
-    left = reader.left_out
+    left = reader.left_out  # requests that failed where they were measured are no fault
     return [
-        f"{left.first[rule]}" + (f" ({count:,} such rows)" if count > 1 else "")
+        left.first[rule] + (f" ({count:,} such rows)" if count > 1 else "")
         for rule, count in left.counts.items()
-        if rule
-        != "failed"  # requests that failed where they were measured are no fault of the file
+        if rule != "failed"
     ]
 
 
 def attention_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Check an attention trace, and report its first fault.
-
-    Later faults are not searched for, as reading stops at the first one.
+    """Check an attention trace, whose reader stops at the first fault.
 
     Parameters
     ----------
@@ -290,13 +284,13 @@ def attention_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    faults : list of str
-        The first fault, in one line; empty if the file is valid.
-    notes : list of str
-        Always empty.
+    tuple of two lists of str
+        No faults and no notes.
+
+    Raises
+    ------
+    InputError
+        At the first fault.
     """
-    try:
-        attention.load(file)
-    except InputError as fault:
-        return [str(fault)], []
+    attention.load(file)
     return [], []

@@ -352,6 +352,25 @@ class Inputs:
             raise AttributeError(name)
         return self._values[name]
 
+    def select(self, *names: str, **renamed: str) -> dict[str, Any]:
+        """Return the values of some options, without those that have none.
+
+        Parameters
+        ----------
+        *names
+            Options, whose values are returned under their own names.
+        **renamed
+            Further options, whose values are returned under the given keywords.
+
+        Returns
+        -------
+        dict
+            Values by name, to be passed where everything else has a default.
+        """
+        every = {name: name for name in names} | renamed
+        values = {key: getattr(self, name) for key, name in every.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
     def line(self, without: str = "report") -> str:
         """Return the command line that asks the same.
 

@@ -15,7 +15,7 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.errors import InputError
 from kvsim.files import ATTENTION_FILE, read_json
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, HostLayers, list_layouts, on_nodes
-from kvsim.machines.hardware import GIB, RELEASED, Hardware, Link, Stack
+from kvsim.machines.hardware import GIB, RELEASED, Link, Stack
 from kvsim.machines.profiles import (
     load_hardware,
     load_stack,
@@ -80,7 +80,13 @@ def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
     def value(name: str, usual: object) -> Any:
         return instead.get(name, getattr(inputs, name, usual))
 
-    hardware = _in_host(load_hardware(value("gpu", None)), inputs)
+    hardware = load_hardware(value("gpu", None))
+    if value("host", None) is not None:
+        hardware = with_host(hardware, inputs.host)
+    if (rate := value("host_bandwidth", None)) is not None:
+        given = {**hardware.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
+        links = {**hardware.links, "dram": Link(rate)}
+        hardware = replace(hardware, links=links, sockets=1, sources=given)
     host = value("host_memory", None)
     if host is not None:
         given = {**hardware.sources, "memory.host_capacity_B": "given as --host-memory"}
@@ -94,7 +100,8 @@ def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
     layers, weights = host_layers(inputs, model), value("weights", None)
     tag = str(value("model", ""))
     plain = model.released == "fp16" and stack.weights.gguf and weights == RELEASED
-    if plain and (stack.name == "ollama" or _is_ollama_tag(tag)):
+    tagged = OLLAMA_TAG.fullmatch(tag) and not stated_format(tag)
+    if plain and (stack.name == "ollama" or tagged):
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
     weights = _published_format(model, weights)
@@ -152,12 +159,6 @@ def _running_engine(inputs: Inputs) -> str:
     return "llamacpp" if engine == "ollama" else engine
 
 
-def _is_ollama_tag(tag: str) -> bool:
-    """Whether a model name is an Ollama tag that states no weight format."""
-
-    return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag))
-
-
 def _in_passes(stack: Stack, inputs: Inputs) -> Stack:
     """Set the prompt tokens per pass of a stack to ``--ubatch-size``, if that is given."""
     each = getattr(inputs, "ubatch_size", None)
@@ -169,17 +170,6 @@ def _in_passes(stack: Stack, inputs: Inputs) -> Stack:
             "expected --stack llamacpp, or --max-tokens for the pass budget of a serving engine"
         )
     return replace(stack, time=replace(stack.time, prompt_pass=float(each)))
-
-
-def _in_host(hardware: Hardware, inputs: Inputs) -> Hardware:
-    """Put a GPU into the host that ``--host`` and ``--host-bandwidth`` describe."""
-
-    name, rate = getattr(inputs, "host", None), getattr(inputs, "host_bandwidth", None)
-    found = hardware if name is None else with_host(hardware, name)
-    if rate is None:
-        return found
-    given = {**found.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
-    return replace(found, links={**found.links, "dram": Link(rate)}, sockets=1, sources=given)
 
 
 def refuse_idle_drive(inputs: Inputs, techniques: Sequence[Technique]) -> None:
@@ -550,9 +540,8 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if len(files) > len(single):
         own = [file for file in files if file not in single]
-        found["runs"] = with_own(
-            [attention.parse_record(contents[file], Path(file)) for file in own]
-        )
+        runs = [attention.parse_record(contents[file], Path(file)) for file in own]
+        found["runs"] = with_own(runs)
     if single:
         losses = layers.parse_losses(contents[single[0]], Path(single[0]))
         found |= {"layered": offered(losses), "layered_for": losses.model}

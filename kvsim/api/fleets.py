@@ -31,7 +31,7 @@ from kvsim.planner.fleet.search import FleetSolver
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
 from kvsim.report.capacity import make_result
 from kvsim.report.result import Result
-from kvsim.serving.rules import NIC_RATE, Rules
+from kvsim.serving.rules import Rules
 from kvsim.serving.servable import within_context
 from kvsim.techniques.released import describe_cut
 
@@ -88,9 +88,8 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     settings = []
     for j in answer.used:
         x = answer.fleet.kinds[j]
-        served = replace(
-            serve_costs(x.costs, used, x.sides), replicas=int(counts[j]), route=x.route
-        )
+        served = serve_costs(x.costs, used, x.sides)
+        served = replace(served, replicas=int(counts[j]), route=x.route)
         settings.append(write_settings(inputs.emit or (), served))
     return make_result(answer, name, settings, _write_play(inputs, answer))
 
@@ -162,20 +161,14 @@ def build_question(
 
     changes = changes or {}
     longer = () if inputs.class_targets is None else _parse_class_targets(inputs.class_targets)
-    targets = FleetTargets(
-        DEFAULT_TTFT if inputs.ttft is None else inputs.ttft,
-        DEFAULT_TPOT if inputs.tpot is None else inputs.tpot,
-        inputs.percentile / 100,
-        longer,
-    )
+    usual = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT} | inputs.select("ttft", "tpot")
+    targets = FleetTargets(**usual, share=inputs.percentile / 100, longer=longer)
     limits = _build_limits(inputs)
     rentable, sellers = list_rentable(inputs)
     unrated = [x.gpu for x in rentable if not isfinite(x.power)]
     if inputs.max_power is not None and unrated:
-        raise InputError(
-            f"--max-power: the rated power of {unrated[0]} is unknown; add --watts "
-            f"{quote(unrated[0])}=W"
-        )
+        add = f"--watts {quote(unrated[0])}=W"
+        raise InputError(f"--max-power: the rated power of {unrated[0]} is unknown; add {add}")
     if "hit_rate" in changes:
         found = found.with_hit_rate(changes["hit_rate"])
     rate = changes.get("rate", inputs.rate if found.workload is None else None)
@@ -292,15 +285,8 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
         if cut := describe_cut(d.stack.family, d):
             problem = problem or InputError(f"--tp {tp}: {cut}")
             continue
-        found.append(
-            Rentable(
-                d,
-                gpu,
-                inf,
-                committed.get(gpu, inf) * d.gpus,
-                power.get(gpu, d.hardware.power or inf) * d.gpus,
-            )
-        )
+        least, watts = committed.get(gpu, inf), power.get(gpu, d.hardware.power or inf)
+        found.append(Rentable(d, gpu, inf, least * d.gpus, watts * d.gpus))
     if problem is not None and (not found or not _each_occurs(found, ways)):
         raise problem
     cards = {x.gpu: x.deployment.hardware for x in found}
@@ -332,10 +318,9 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
 
 def _each_occurs(found: list[Rentable], ways: Sequence[tuple[int, ...]]) -> bool:
     """Whether every requested degree of parallelism occurs in some deployment."""
-    spreads = [x.deployment.parallelism for x in found]
-    there = [{x.pp for x in spreads}, {x.dp for x in spreads}, {x.ep for x in spreads}]
-    wanted = zip(zip(*ways, strict=True), there, strict=True)
-    return all(set(given) == some for given, some in wanted)
+    there = [(s.pp, s.dp, s.ep) for s in (x.deployment.parallelism for x in found)]
+    both = zip(zip(*ways, strict=True), zip(*there, strict=True), strict=True)
+    return all(set(given) == set(some) for given, some in both)
 
 
 def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
@@ -351,17 +336,11 @@ def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
 def _build_limits(inputs: Inputs) -> FleetLimits:
     """Collect the limits on the fleet, and the headroom and failures it must withstand."""
 
-    none = float("inf")
-    by_gpu = isinstance(inputs.max_gpus, dict)
-    return FleetLimits(
-        gpus=none if by_gpu or inputs.max_gpus is None else inputs.max_gpus,
-        gpus_of=_check_gpus(inputs, "max_gpus") if by_gpu else {},
-        host=none if inputs.max_host is None else inputs.max_host,
-        power=none if inputs.max_power is None else inputs.max_power,
-        configurations=none if inputs.configurations is None else inputs.configurations,
-        headroom=inputs.headroom,
-        failures=inputs.failures,
-    )
+    gpus = inputs.select(gpus="max_gpus")
+    if isinstance(inputs.max_gpus, dict):
+        gpus = {"gpus_of": _check_gpus(inputs, "max_gpus")}
+    others = inputs.select("configurations", "headroom", "failures")
+    return FleetLimits(**gpus, **others, **inputs.select(host="max_host", power="max_power"))
 
 
 def _build_extras(inputs: Inputs, prefixes: bool, rentable: list[Rentable]) -> Extras:
@@ -381,18 +360,14 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: list[Rentable]) -> E
             "--nic: has no effect unless prefill and decode run on separate replicas; "
             "add --pools yes"
         )
-    nic = NIC_RATE if inputs.nic is None else inputs.nic
+    found = Extras(apart=apart, **inputs.select("nic"))
     if not prefixes:
-        return Extras(apart=apart, nic=nic)
+        return found
     host = inputs.host_cache
     if host is None:
         host = min(x.deployment.hardware.host_memory for x in rentable) * POOL_HOST_SHARE
-    rates = {
-        name: getattr(inputs, name)
-        for name in ("nvme_read", "nvme_write")
-        if getattr(inputs, name) is not None
-    }
-    return Extras(host, inputs.nvme_cache or 0.0, rates, apart, nic)
+    rates = inputs.select("nvme_read", "nvme_write")
+    return replace(found, host=host, drive=inputs.nvme_cache or 0.0, rates=rates)
 
 
 def _parse_class_targets(text: str) -> tuple[ClassTarget, ...]:

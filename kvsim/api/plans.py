@@ -1,6 +1,10 @@
 """``kvsim plan``: choose a deployment, a technique and its settings for a service or a batch."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.api.cost import EXPLAINED, announce_cost, count_passes
 from kvsim.api.deployments import (
@@ -13,22 +17,36 @@ from kvsim.api.deployments import (
 )
 from kvsim.api.traffic import ServedRequests, build_traffic, read_scale
 from kvsim.console import print_note
+from kvsim.emit.engines import check_engines, write_settings
+from kvsim.emit.served import serve_prediction
 from kvsim.errors import InputError
+from kvsim.inputs import TokenLengths
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import GIB
+from kvsim.models.model import Model
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
+from kvsim.planner.fleet.demand import count_work
+from kvsim.planner.load import Load, ServiceLevel, draw_load, load_of_trace
+from kvsim.planner.question import (
+    DEFAULT_TPOT,
+    DEFAULT_TTFT,
+    Admission,
+    PlanLimits,
+    Question,
+    Workload,
+)
+from kvsim.planner.remedies import explain_choice, explain_no_service
+from kvsim.planner.service import ServicePlan, ServiceQuestion, ServiceSearch, plan_classes
+from kvsim.report.plan_service import make_result, serve_choice
+from kvsim.report.result import Result
+from kvsim.serving.rules import Rules
+from kvsim.serving.servable import describe_left_out, within_context
+from kvsim.techniques.released import engine_refusal
+from kvsim.traces.read import load as load_trace
+from kvsim.traces.requests import Requests
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from kvsim.inputs import TokenLengths
-    from kvsim.machines.deployment import Deployment
-    from kvsim.models.model import Model
-    from kvsim.planner.load import Load
     from kvsim.planner.plan import ChosenPlan
-    from kvsim.planner.question import Admission, PlanLimits, Question, Workload
-    from kvsim.planner.service import ServicePlan
-    from kvsim.report.result import Result
-    from kvsim.traces.requests import Requests
 
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
@@ -59,8 +77,6 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
     >>> best.choice.technique, best.choice.batch > 100
     ('fp8', True)
     """
-    from kvsim.emit.engines import check_engines
-
     check_engines(inputs.emit)
     if inputs.total_gpus is not None:
         return _plan_service(inputs, build_layouts(inputs))
@@ -68,21 +84,10 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
     return (_plan_equal if inputs.offline else _plan_service)(inputs, deployments)
 
 
-def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ServicePlan]":
-    from dataclasses import replace
-
-    from kvsim.emit.engines import write_settings
-    from kvsim.planner.load import ServiceLevel, draw_load
-    from kvsim.planner.question import Workload
-    from kvsim.planner.remedies import explain_choice, explain_no_service
-    from kvsim.planner.service import ServiceQuestion, ServiceSearch, plan_classes
-    from kvsim.report.plan_service import make_result, serve_choice
-    from kvsim.serving.rules import Rules
-    from kvsim.serving.servable import describe_left_out, within_context
-
+def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[ServicePlan]:
     model, most = deployments[0].model, inputs.max_model_len or 0
 
-    def draw(prompt: "TokenLengths") -> "Load":
+    def draw(prompt: TokenLengths) -> Load:
         traffic = build_traffic(inputs, prompt, inputs.generate, model.max_context)
         load = draw_load(traffic, "")
         words = describe_load(inputs, prompt, inputs.lengths == "equal", load.requests)
@@ -96,8 +101,6 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
     work = 0
     if load.requests.block_ids is not None:
-        from kvsim.planner.fleet.demand import count_work
-
         work = count_work(load.requests)
     announce_cost(inputs, len(load.requests), count, work, passes, more)
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
@@ -133,7 +136,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     return make_result(found, settings, inputs.pareto, classes, turns)
 
 
-def read_load(inputs: Inputs, model: "Model") -> "Load":
+def read_load(inputs: Inputs, model: Model) -> Load:
     """Read the trace that a service is planned for, without requests that exceed the context.
 
     Parameters
@@ -148,13 +151,7 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     Load
         The accepted requests, their description and the number of rejected ones.
     """
-    from dataclasses import replace
-
-    from kvsim.planner.load import load_of_trace
-    from kvsim.serving.servable import describe_left_out, within_context
-    from kvsim.traces.read import load
-
-    found = load(inputs.trace)
+    found = load_trace(inputs.trace)
     print_note(*found.notes)
     reuse = "prefixes found as the trace repeats them"
     reuse = reuse if found.requests.block_ids is not None else "no prefix reuse"
@@ -171,7 +168,7 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     return replace(load_of_trace(requests, words, left_out, asked), caution=caution)
 
 
-def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests: "Requests") -> str:
+def describe_load(inputs: Inputs, prompt: TokenLengths, equal: bool, requests: Requests) -> str:
     """Describe generated requests in words: their lengths and the share found in the prefix cache.
 
     Parameters
@@ -210,14 +207,12 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests:
     return f"{said}, no prefix reuse"
 
 
-def _p90(tokens: "NDArray[np.int64]") -> str:
+def _p90(tokens: NDArray[np.int64]) -> str:
     """The 90th percentile of token counts, formatted with three significant digits."""
-    from numpy import percentile
-
-    return f"{int(float(f'{percentile(tokens, 90):.3g}')):,}"
+    return f"{int(float(f'{np.percentile(tokens, 90):.3g}')):,}"
 
 
-def _say(asked: "TokenLengths") -> str:
+def _say(asked: TokenLengths) -> str:
     if asked.kind == "range":
         return f"of {asked.first:,} to {asked.second:,} tokens"
     if asked.kind == "percentiles":
@@ -227,20 +222,10 @@ def _say(asked: "TokenLengths") -> str:
     return f"of {asked.first:,} tokens on average"
 
 
-def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ChosenPlan]":
-    from dataclasses import replace
-
-    import numpy as np
-
-    from kvsim.emit.engines import write_settings
-    from kvsim.emit.served import serve_prediction
-    from kvsim.planner.local_search import can_fill_drive
+def _plan_equal(inputs: Inputs, deployments: list[Deployment]) -> "Result[ChosenPlan]":
+    from kvsim.planner.local_search import can_fill_drive  # with a solver that services do without
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Workload
-    from kvsim.report.plan import make_result
-    from kvsim.serving.servable import within_context
-    from kvsim.techniques.released import engine_refusal
-    from kvsim.traces.requests import Requests
+    from kvsim.report import plan as report
 
     for name, asked in (("--prompt", inputs.prompt), ("--generate", inputs.generate)):
         if asked.kind != "mean":
@@ -271,25 +256,23 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     if inputs.emit:
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         settings = write_settings(inputs.emit, serve_prediction(result.choice, share))
-    return make_result(result, settings, inputs.pareto, inputs.explain, inputs.jobs or 0)
+    return report.make_result(result, settings, inputs.pareto, inputs.explain, inputs.jobs or 0)
 
 
 def _ask(
     inputs: Inputs,
-    deployment: "Deployment",
-    workload: "Workload",
-    admission: "Admission",
+    deployment: Deployment,
+    workload: Workload,
+    admission: Admission,
     longest: tuple[int, int],
-) -> "Question":
+) -> Question:
     """Build the planner's question for one deployment, moving experts to the host if necessary."""
-    from kvsim.planner.question import Question
-
     limits = _build_limits(inputs, deployment)
     where = keep_where_needed(inputs, deployment, longest, limits.gpu_memory)
     return Question(where, workload, inputs.objective, limits, admission)
 
 
-def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
+def _note_experts(inputs: Inputs, deployment: Deployment) -> None:
     """Print how many layers' experts were moved to host memory, if kvsim chose the number."""
     many = len(deployment.host.experts)
     if many and inputs.n_cpu_moe in (None, "auto") and inputs.override_tensor is None:
@@ -298,10 +281,8 @@ def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
         print_note(f"--n-cpu-moe {many}: experts of as few layers as fit{passes}")
 
 
-def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":
+def _build_limits(inputs: Inputs, deployment: Deployment) -> PlanLimits:
     """Collect the memory, latency and quality limits from the options and the hardware."""
-    from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits
-
     h, none, offline = deployment.hardware, float("inf"), inputs.offline
     usable = h.gpu_memory * (inputs.gpu_memory_utilization or ENGINE_SHARE)
     if inputs.gpu_memory is not None:

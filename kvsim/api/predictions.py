@@ -125,14 +125,9 @@ def sweep(inputs: Inputs) -> Result[None]:
 
     from kvsim.report.sweep import sweep_grid
 
-    return sweep_grid(
-        build_deployment(inputs),
-        parse_several(inputs.technique),
-        np.array(inputs.batch, dtype=float),
-        inputs.prompt,
-        inputs.generate,
-        inputs.line(),
-    )
+    where, techniques = build_deployment(inputs), parse_several(inputs.technique)
+    batches = np.array(inputs.batch, dtype=float)
+    return sweep_grid(where, techniques, batches, inputs.prompt, inputs.generate, inputs.line())
 
 
 @takes_options("explore", "model", "gpu", "out")
@@ -270,9 +265,8 @@ def _compute(inputs: Inputs, spec: "Spec", client: object) -> "ResultStore":
     store = ResultStore(inputs.out, spec, inputs.resume)
     total, before = parts.count(spec), frozenset(store.done)
     progress = ProgressLine("", "chunks", total, estimates=True)
-    left = progress.started_by(
-        chunk for chunk in parts.divide_sweep(spec) if chunk.index not in before
-    )
+    every = parts.divide_sweep(spec)
+    left = progress.started_by(chunk for chunk in every if chunk.index not in before)
     coming = Bundles(left, spec.points * (total - len(before)) // total)
     workers = inputs.workers or 1
     if client is not None:

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any
 
 import numpy as np
 
@@ -47,24 +47,8 @@ MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
 
-class RunValues(TypedDict):
-    """Values, for one run, of the options that may be given several values; None if not given."""
-
-    replicas: int
-    rate: float | None  # factor on a trace, or requests per second of drawn traffic [1/s]
-    req_s: float | None  # [requests/s]
-    max_tokens: int | None  # [tokens]
-    max_seqs: int | None  # [sequences]
-    host_cache: float | None  # [B]
-    nvme_cache: float | None  # [B]
-    prefix_load: str | None
-    prefill_replicas: int | None
-    hit_rate: float | None
-
-
-Size = Literal["max_tokens", "max_seqs", "host_cache", "nvme_cache"]
-SIZES: tuple[Size, ...] = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
-VARIED = ("replicas", "rate", "req_s", *SIZES, "prefix_load")
+SIZE_OPTIONS = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
+VARIED = ("replicas", "rate", "req_s", *SIZE_OPTIONS, "prefix_load")
 """Options that take several values, of which each combination is run."""
 
 SOUGHT = ("rate", "replicas", "hit-rate", "host-cache", "prefill-replicas")
@@ -198,16 +182,12 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
     runs = [(kind, values, shown) for values, shown in cases for kind in kinds]
     several = inputs.compare is not None or len(runs) > 1
     places = _places(inputs.out, [_name_run(kind, shown) for kind, _, shown in runs], several)
-    where, none = build_deployment(inputs), float("inf")
+    where = build_deployment(inputs)
     refuse_idle_drive(inputs, kinds)
     usable = inputs.gpu_memory
     if inputs.gpu_memory_utilization is not None:
         usable = inputs.gpu_memory_utilization * where.hardware.gpu_memory
-    targets = Targets(
-        ttft=none if inputs.ttft is None else inputs.ttft,
-        tpot=none if inputs.tpot is None else inputs.tpot,
-        share=inputs.percentile / 100,
-    )
+    targets = Targets(**inputs.select("ttft", "tpot"), share=inputs.percentile / 100)
     attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
     found = read_traffic(inputs)
     print_note(*found.notes)
@@ -215,14 +195,13 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
     rates = [v["rate"] or (None if found.workload is None else v["req_s"]) for _, v, _ in runs]
     count = max(map(found.count_at, rates))
     work = count * (1 if found.requests.parent is None else TURN_WORK)
-    estimate = announce_cost(
-        inputs, count, len(runs) if inputs.find is None else RUNS_TO_FIND, work
-    )
+    plays = len(runs) if inputs.find is None else RUNS_TO_FIND
+    estimate = announce_cost(inputs, count, plays, work)
     where = _without_server(where, found.requests)
     results, replays = [], []
     left_out: dict[str, str] = {}
 
-    def build(kind: Technique, values: RunValues) -> TraceRun:
+    def build(kind: Technique, values: Row) -> TraceRun:
         """Build the run of a technique with one combination of values."""
         requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
@@ -246,7 +225,7 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
 
         def keeps(value: float) -> bool:
             """Whether the targets are met with this value."""
-            replay = build(kind, cast(RunValues, {**values, key: value}))
+            replay = build(kind, {**values, key: value})
             result = replay.result(None, False, inputs.check)
             shown = value / 2**30 if key == "host_cache" else value
             name = "req_s" if key == "rate" and inputs.trace is None else key
@@ -416,9 +395,8 @@ class Sought:
             All simulated values, in ascending order.
         """
         if self.found is None:
-            return (
-                tried if self.option == "prefill_replicas" else (tried[0], tried[-1])[: len(tried)]
-            )
+            ends = (tried[0], tried[-1])[: len(tried)]
+            return tried if self.option == "prefill_replicas" else ends
         at = tried.index(self.found)
         return tried[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]
 
@@ -493,9 +471,8 @@ def find_value(
                 "--find host-cache: needs prefix blocks; use a trace that has hash blocks"
             )
         gib = 2.0**30
-        return Sought(
-            "host_cache", 64 * gib, 0.0, where.hardware.host_memory // gib * gib, True, gib
-        )
+        most = where.hardware.host_memory // gib * gib
+        return Sought("host_cache", 64 * gib, 0.0, most, True, gib)
     if not 2 <= replicas <= MOST_SHARES + 1:
         raise InputError(
             f"--find prefill-replicas: got --replicas {replicas}; expected 2 to {MOST_SHARES + 1}"
@@ -514,25 +491,25 @@ def _without_server(where: Deployment, requests: Requests) -> Deployment:
     return replace(where, stack=where.stack.offline)
 
 
-def _cases(inputs: Inputs) -> Iterator[tuple[RunValues, Row]]:
-    """Yield each combination of the options with several values, and how tables show it."""
+def _cases(inputs: Inputs) -> Iterator[tuple[Row, Row]]:
+    """Yield each combination of the options with several values, and how tables show it.
+
+    A combination has the value of every option in ``VARIED``, of ``prefill_replicas`` and of
+    ``hit_rate``, or None. Rates are in requests/s or a factor on a trace, caches in bytes.
+    """
     lists = {name: getattr(inputs, name) or [(None, None)] for name in VARIED}
     varied = [name for name, some in lists.items() if len(some) > 1]
     shown = {name: "req_s" if name == "rate" and inputs.trace is None else name for name in varied}
     count = prod(map(len, lists.values()))
     if count > MAX_RUNS:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in varied)
-        raise InputError(
-            f"{names}: {count} combinations; expected at most {MAX_RUNS} in one command"
-        )
+        most = f"expected at most {MAX_RUNS} in one command"
+        raise InputError(f"{names}: {count} combinations; {most}")
     for some in product(*lists.values()):
         given = dict(zip(lists, some, strict=True))
         values = {name: value for name, (_, value) in given.items()}
         values |= {"prefill_replicas": inputs.prefill_replicas, "hit_rate": None}
-        yield (
-            cast(RunValues, values),
-            {shown[name]: _as_number(given[name][0]) for name in varied},
-        )
+        yield values, {shown[name]: _as_number(given[name][0]) for name in varied}
 
 
 def _as_number(given: object) -> float | str:
@@ -544,11 +521,8 @@ def _as_number(given: object) -> float | str:
 
 def _name_run(technique: object, case: Mapping[str, float | str]) -> str:
     """Name a run in a file name by its technique and the values of its options."""
-    values = [
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in case.items()
-    ]
-    return " ".join([str(technique), *values])
+    values = {k: f"{v:g}" if isinstance(v, float) else v for k, v in case.items()}
+    return " ".join([str(technique), *(f"{k}={v}" for k, v in values.items())])
 
 
 def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | None]:
@@ -567,9 +541,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
     return [out]
 
 
-def _prepare_requests(
-    traffic: ServedRequests, case: RunValues, abort_after: float | None
-) -> Requests:
+def _prepare_requests(traffic: ServedRequests, case: Row, abort_after: float | None) -> Requests:
     """Scale the requests to the rate of a combination, and set when clients disconnect."""
 
     requests, rate = traffic.requests, case["rate"]
@@ -597,14 +569,14 @@ def _prepare_requests(
 
 
 def _build_rules(
-    inputs: Inputs, case: RunValues, deployment: Deployment, reuses: bool
+    inputs: Inputs, case: Row, deployment: Deployment, reuses: bool
 ) -> tuple[Rules, ...]:
     """Build the scheduling rules; several if the way to load prefixes is chosen by TTFT."""
 
-    apart = (*SIZES, "ahead", "prefix_load", "nic")
+    apart = (*SIZE_OPTIONS, "ahead", "prefix_load", "nic")
     names = [f.name for f in fields(Rules) if f.name not in apart]
     settings = {name: getattr(inputs, name) for name in names}
-    settings |= {name: case[name] for name in SIZES}
+    settings |= {name: case[name] for name in SIZE_OPTIONS}
     if case["prefill_replicas"] is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     if inputs.disk is not None and not case["nvme_cache"]:  # a drive for weights and caches alone
@@ -635,7 +607,7 @@ def _build_rules(
     return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
-def _build_pools(inputs: Inputs, case: RunValues) -> TwoPools | None:
+def _build_pools(inputs: Inputs, case: Row) -> TwoPools | None:
     """Split the replicas into prefill and decode replicas; None if each does both."""
 
     first, replicas = case["prefill_replicas"], case["replicas"]

@@ -70,10 +70,8 @@ def generate(inputs: Inputs) -> Result[Requests | None]:
         missing = "--rate" if inputs.rate is None else "--requests or --duration"
         raise InputError(f"{missing}: not given; expected it, or --like FILE")
     else:
-        workload, span = (
-            synthetic.TrafficModel(synthetic.parse_arrivals("poisson"), 1.0, synthetic.DEFAULT),
-            0.0,
-        )
+        poisson, span = synthetic.parse_arrivals("poisson"), 0.0
+        workload = synthetic.TrafficModel(poisson, 1.0, synthetic.DEFAULT)
     given = {
         "arrivals": inputs.arrivals and synthetic.parse_arrivals(inputs.arrivals),
         "rate": inputs.rate,
@@ -105,9 +103,8 @@ def import_(inputs: Inputs) -> Result[Requests | None]:
 
     check_ending(inputs.out)
     if inputs.kind and inputs.kind not in IMPORT_KINDS:
-        raise InputError(
-            f"--kind: got {inputs.kind[:40]!r}; expected one of {', '.join(IMPORT_KINDS)}"
-        )
+        known = ", ".join(IMPORT_KINDS)
+        raise InputError(f"--kind: got {inputs.kind[:40]!r}; expected one of {known}")
     found, notes = _import_files(inputs)
     write(inputs.out, found)
     print_note(*notes)

@@ -210,14 +210,9 @@ def build_traffic(
     if inputs.lengths not in (None, "equal"):
         raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or omit it")
     lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")
-    return DrawnTraffic(
-        lengths,
-        burst=inputs.burst or 1.0,
-        cached=inputs.cached or 0,
-        hit_rate=inputs.hit_rate or 0.0,
-        turns=inputs.turns or 1,
-        longest=choose_longest(lengths, inputs.max_model_len or context),
-    )
+    longest = choose_longest(lengths, inputs.max_model_len or context)
+    reuse = inputs.select("burst", "cached", "hit_rate", "turns")
+    return DrawnTraffic(lengths, longest=longest, **reuse)
 
 
 def _draw(inputs: Inputs) -> ServedRequests:
@@ -245,21 +240,16 @@ def _draw(inputs: Inputs) -> ServedRequests:
         raise InputError("--think: has no effect without --users or --turns; add one of them")
     if users and inputs.burst is not None:
         raise InputError("--burst: does not apply to --users; omit it, or give --rate")
-    workload = replace(
-        build_traffic(inputs, *_lengths(inputs), load_model(inputs.model).max_context),
-        rate=rate,
-        users=users,
-        think=DEFAULT_THINK if inputs.think is None else inputs.think,
-        hours=inputs.hours,
-    )
+    drawn = build_traffic(inputs, *_lengths(inputs), load_model(inputs.model).max_context)
+    think = DEFAULT_THINK if inputs.think is None else inputs.think
+    workload = replace(drawn, rate=rate, users=users, think=think, hours=inputs.hours)
     requests = workload.draw()
     if users:
         answer = SECONDS_PER_TOKEN * float(requests.generate.mean()) + 1.0
         workload = replace(workload, answer_seconds=answer)
         requests = workload.draw()
-    return ServedRequests(
-        requests, _describe(inputs, workload), tuple(_notes(inputs, workload)), workload
-    )
+    words, notes = _describe(inputs, workload), tuple(_notes(inputs, workload))
+    return ServedRequests(requests, words, notes, workload)
 
 
 def _lengths(inputs: Inputs) -> tuple[TokenLengths, TokenLengths]:
@@ -300,11 +290,8 @@ def _describe(inputs: Inputs, w: DrawnTraffic) -> str:
 def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
     """Remarks on what was assumed in generating requests."""
     said = []
-    spread = [
-        f"--{name}"
-        for name, length in zip(LENGTHS, _lengths(inputs), strict=True)
-        if length.kind == "mean"
-    ]
+    lengths = zip(LENGTHS, _lengths(inputs), strict=True)
+    spread = [f"--{name}" for name, length in lengths if length.kind == "mean"]
     both = len(spread) > 1
     means, equal = ("these means", "the mean lengths") if both else ("this mean", "the mean length")
     if spread and inputs.lengths is None:

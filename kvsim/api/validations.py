@@ -1,6 +1,6 @@
 """``kvsim validate``: run techniques in PyTorch and compare them with their predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from kvsim.api.calibrations import fit_session, stack_path
 from kvsim.console import print_note
@@ -33,6 +33,8 @@ from kvsim.validate.session.state import unpack
 from kvsim.validate.session.work import all_units
 from kvsim.validate.times.compared import Compared, SkippedPoint, keep_points, summarise
 from kvsim.version import __version__
+
+Step = TypeVar("Step")
 
 DEFAULT_MODEL = "smollm2-135m"
 MAX_WINDOWS, MIN_SCORED = 8, 16
@@ -121,6 +123,15 @@ def _validate_as_before(inputs: Inputs) -> Result[Any]:
     return found
 
 
+def _print_notes(steps: Iterable[Step | str]) -> Iterator[Step]:
+    """Print the remarks among the steps of a measurement, and yield the others."""
+    for step in steps:
+        if isinstance(step, str):
+            print_note(step)
+        else:
+            yield step
+
+
 def _parse_techniques(inputs: Inputs) -> list[Technique]:
     return [] if inputs.technique == "all" else parse_several(inputs.technique)
 
@@ -155,8 +166,7 @@ def _compare_counts(inputs: Inputs, hardware: Hardware, techniques: list[Techniq
     if not techniques:
         every = representative(arch.model, work)
         techniques, refused = sort_runnable(arch, every, lambda t: (t, work), d)
-        for error in refused:
-            print_note(f"left out: {error}")
+        print_note(*(f"left out: {error}" for error in refused))
     found: list[CheckedTechnique] = []
     failed: list[CannotRun] = []
     for step in check(arch, source, techniques, work, where, d):
@@ -297,16 +307,10 @@ def validate_quality(inputs: Inputs) -> Result[Any]:
     settings = sort_out(able)
     length = check_reading(opened.arch, reading, bool(settings.drafts), opened.device)
     decoder, texts, about = opened.read(read, reading, length)
-    trace = None
     facts = opened.facts(read, reading)
-    for step in measure(decoder, settings, reading, texts, about, facts):
-        if isinstance(step, str):
-            print_note(step)
-            continue
-        trace = step
+    for trace in _print_notes(measure(decoder, settings, reading, texts, about, facts)):
         if inputs.out is not None:
             attention.write(inputs.out, trace)
-    assert trace is not None
     return make_trace_result(trace)
 
 
@@ -347,22 +351,18 @@ def validate_layers(inputs: Inputs) -> Result[Any]:
     head = opened.arch.model.head_dim
     group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
     sizes = [inputs.batch, inputs.prompt, inputs.generate]
-    so_far, losses, plan = None, None, None
+    so_far, plan = None, None
     if inputs.out is not None:
         so_far = keep_losses(Path(inputs.out), {**about, "sizes": sizes, "group": group})
     with so_far.resume_locked() if so_far else nullcontext():
         if so_far and so_far.done:
             print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
-        for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
-            if isinstance(step, str):
-                print_note(step)
-                continue
-            losses = step
+        steps = measure_layers(decoder, reading, texts, group, about, so_far=so_far)
+        for losses in _print_notes(steps):
             if inputs.out is not None:
                 write(inputs.out, losses)
             if so_far:
                 so_far.remove()
-    assert losses is not None
     if inputs.bits is not None:
         widths = assign(losses, inputs.bits)
         notation = losses.notation(widths)
@@ -401,7 +401,7 @@ def validate_plan(inputs: Inputs) -> Result[Any]:
     from kvsim.validate.model.checkpoint import open_packaged
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import load_weights, random_weights
-    from kvsim.validate.planned import PlanTimes, measure_loss, time_plan
+    from kvsim.validate.planned import measure_loss, time_plan
     from kvsim.validate.quality.measure import OpenedCheckpoint
     from kvsim.validate.quality.settings import Reading, check_reading
     from kvsim.validate.quality.text import read_text
@@ -446,13 +446,8 @@ def validate_plan(inputs: Inputs) -> Result[Any]:
             f"predicted times: {gpu} was not measured on this machine ({here}); "
             f"`kvsim calibrate --device {quote(inputs.device)}` measures it"
         )
-    found = None
-    for step in time_plan(runner, plan.technique, work):
-        if isinstance(step, PlanTimes):
-            found = step.compared(machine, work, known)
-        else:
-            print_note(step)
-    assert found is not None
+    (times,) = _print_notes(time_plan(runner, plan.technique, work))
+    found = times.compared(machine, work, known)
     kind = "random weights" if source is None else "its own weights"
     sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
     title = f"{arch.model.name}, {kind}, on {here}: {sizes}"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kvsim import api
 from kvsim.console import print_note, print_written
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, replace_text
@@ -170,19 +171,12 @@ def _parameter(command: str, option: CommandOption) -> Parameter:
     if option.position:
         info = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
     else:
-        info = typer.Option(
-            option.flag,
-            *option.also,
-            metavar=metavar,
-            help=option.help,
-            hidden=option.hidden,
-            autocompletion=completed,
-        )
+        about: dict[str, Any] = {"metavar": metavar, "help": option.help, "hidden": option.hidden}
+        info = typer.Option(option.flag, *option.also, autocompletion=completed, **about)
     if default is None:
         kind = kind | None
-    return Parameter(
-        option.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+    shown = Annotated[kind, info]
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=shown)
 
 
 COMPLETED = dict.fromkeys(("technique", "techniques", "only", "without", "compare"), "techniques")
@@ -323,13 +317,9 @@ class CheckedHelp:
             option, wrong = next(named, ("path", ""))
             expected = "expected a file in an existing, writable folder"
             raise InputError(f"--{option}: got {wrong[:40]!r}; {expected}") from problem
-        given = ctx.meta[GIVEN] = list(
-            dict.fromkeys(
-                p.name for p in order if (p.param_type_name == "option" or bool(values.get(p.name)))
-            )
-        )
-        fault = _find_repetition(order, values)
-        fault = fault or find_misuse(name, given)
+        names = (p.name for p in order if p.param_type_name == "option" or values.get(p.name))
+        given = ctx.meta[GIVEN] = list(dict.fromkeys(names))
+        fault = _find_repetition(order, values) or find_misuse(name, given)
         if fault:
             raise InputError(fault)
         return rest
@@ -393,30 +383,19 @@ HELP = {
 
 COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP))
 
-API = {
-    "plan": "plans.plan",
-    "predict": "predictions.predict",
-    "simulate": "simulations.simulate",
-    "capacity": "fleets.capacity",
+INTERNAL_FUNCTIONS = {
     "sweep": "predictions.run_sweep",
-    "explore": "predictions.explore",
-    "reproduce": "predictions.reproduce",
-    "calibrate": "calibrations.calibrate",
-    "validate": "validations.validate",
-    "validate quality": "validations.validate_quality",
-    "validate layers": "validations.validate_layers",
-    "validate plan": "validations.validate_plan",
     "traces import": "traces.import_",
-    "traces inspect": "traces.inspect",
-    "traces convert": "traces.convert",
-    "traces generate": "traces.generate",
+    **{f"traces {verb}": f"traces.{verb}" for verb in ("inspect", "convert", "generate")},
 }
-"""The function of ``kvsim.api`` that answers a command; only its module is imported."""
+"""The function that answers a command, where it is none of ``kvsim.api`` under the same name."""
 
 
 def _ask(call: Call) -> Any:
     """Ask the function of ``kvsim.api`` that answers a command."""
-    module, _, function = API[call.command].partition(".")
+    if call.command not in INTERNAL_FUNCTIONS:
+        return getattr(api, call.command.replace(" ", "_"))(**call.options)
+    module, _, function = INTERNAL_FUNCTIONS[call.command].partition(".")
     return getattr(import_module(f"kvsim.api.{module}"), function)(**call.options)
 
 
@@ -540,7 +519,7 @@ def add_command(app: typer.Typer, name: str) -> None:
     if not below:
         app.command(name, cls=CheckedCommand)(made(name))
         return
-    alone = name in API
+    alone = name in dir(api)
     group = typer.Typer(help=HELP[name], no_args_is_help=not alone, rich_markup_mode=None)
     if alone:
         group.callback(cls=CheckedGroup, invoke_without_command=True)(made(name))

@@ -299,9 +299,8 @@ def annotate(emitted: Emitted) -> str:
     manual = MANUALS[emitted.engine]
     lines = [f"# {manual.title} ({manual.version}; {manual.source})", emitted.text]
     for what in emitted.missing:
-        lines += wrap(
-            f"# No setting: {what}.", WIDTH, subsequent_indent="#   ", break_on_hyphens=False
-        )
+        told, further = f"# No setting: {what}.", "#   "
+        lines += wrap(told, WIDTH, subsequent_indent=further, break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -405,24 +404,20 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
     """Note the checkpoint to load, unless it is named or the engine makes its weights' format."""
     if CHECKPOINT_OF in s.model or not (s.released or s.weights in ("fp16", *made)):
         which = CHECKPOINTS.get(s.weights, f"a checkpoint with {s.weights} weights")
-        settings.lack(
-            f"quantising weights to {s.weights} while loading: replace {s.model} with the Hugging "
-            f"Face id or path of {which}"
-        )
-    settings.lack(
-        f"loading {s.model}'s tokenizer without running its code: read that code, then add "
-        + ("--trust_remote_code" if settings.engine == "trtllm" else "--trust-remote-code"),
-        s.model.startswith(OWN_TOKENIZERS),
-    )
+        instead = f"replace {s.model} with the Hugging Face id or path of {which}"
+        settings.lack(f"quantising weights to {s.weights} while loading: {instead}")
+    option = "--trust_remote_code" if settings.engine == "trtllm" else "--trust-remote-code"
+    told = f"loading {s.model}'s tokenizer without running its code"
+    told += f": read that code, then add {option}"
+    settings.lack(told, s.model.startswith(OWN_TOKENIZERS))
     cut = describe_cut_block(s.weights, s.expert_columns, s.spread.stage)
     if cut and settings.engine in WHOLE_BLOCKS:
         settings.lack(cut)
 
 
 def _note_drives(s: Served, settings: EngineSettings) -> None:
-    settings.lack(
-        f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them", s.nvme_cache
-    )
+    store = f"{s.nvme_gb} GB of NVMe for evicted blocks"
+    settings.lack(f"{store}: --emit lmcache has them", s.nvme_cache)
 
 
 def _note_spread(s: Served, settings: EngineSettings) -> None:
@@ -523,11 +518,8 @@ def _lmcache(s: Served, settings: EngineSettings) -> str:
     settings.used += [x for x in below.used if not x.name.startswith("--kv-offloading")]
     settings.use("--kv-offloading-size", "--kv-offloading-backend", "LMCACHE_CONFIG_FILE")
     # its sizes are called GB and counted in GiB, as vLLM's are; every GPU's process has a store
-    file: dict[str, Setting] = {
-        "chunk_size": 256,
-        "local_cpu": True,
-        "max_local_cpu_size": s.host_gib_each,
-    }
+    file: dict[str, Setting] = {"chunk_size": 256, "local_cpu": True}
+    file["max_local_cpu_size"] = s.host_gib_each
     if s.nvme_cache:
         file["local_disk"] = "file:///FOLDER_ON_THE_DRIVE"
         file["max_local_disk_size"] = s.nvme_gib_each
@@ -700,10 +692,8 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
     name = f"{s.role or 'kv'}.yaml"
     settings.add("--config", name)
     # in the file: its kv_cache_config takes the place of what the command line says of the cache
-    cache: dict[str, Setting] = {
-        "enable_block_reuse": True,
-        "free_gpu_memory_fraction": s.free_share,
-    }
+    cache: dict[str, Setting] = {"enable_block_reuse": True}
+    cache["free_gpu_memory_fraction"] = s.free_share
     if "fp8" in s.terms:
         cache["dtype"] = "fp8"
     if s.host_cache:
@@ -720,10 +710,8 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
         if method in ("draft", "ngram"):
             file["disable_overlap_scheduler"] = True
     if s.role:  # NIXL moves caches, in buffers for the longest prompt
-        file["cache_transceiver_config"] = {
-            "backend": "NIXL",
-            "max_tokens_in_buffer": s.max_model_len,
-        }
+        buffer: dict[str, Setting] = {"backend": "NIXL", "max_tokens_in_buffer": s.max_model_len}
+        file["cache_transceiver_config"] = buffer
     if s.role == "prefill":
         file["disable_overlap_scheduler"] = True
     if copies_attention:
@@ -967,15 +955,9 @@ def write_settings(names: Sequence[str], served: Served) -> list[dict[str, objec
     rows: list[dict[str, object]] = []
     for name in names:
         found, manual = emit(name, served), MANUALS[name]
-        rows.append(
-            {
-                "engine": name,
-                "version": manual.version,
-                "source": manual.source,
-                "text": annotate(found),
-                "line": found.line,
-                "flags": {f.name: f.source for f in found.flags},
-                "missing": list(found.missing),
-            }
-        )
+        row: dict[str, object] = {"engine": name, "version": manual.version}
+        row["source"] = manual.source
+        flags = {flag.name: flag.source for flag in found.flags}
+        row |= {"text": annotate(found), "line": found.line, "flags": flags}
+        rows.append(row | {"missing": list(found.missing)})
     return rows

@@ -169,17 +169,13 @@ class Served:
         """
         if role == "prefill":
             return replace(self, role=role, apart=None)
-        return replace(
-            self, role=role, apart=None, prefix_caching=False, host_cache=0.0, nvme_cache=0.0
-        )
+        without: dict[str, Any] = {"prefix_caching": False, "host_cache": 0.0, "nvme_cache": 0.0}
+        return replace(self, role=role, apart=None, **without)
 
     @property
     def static_share(self) -> float:
         """Weights and KV cache as a share of GPU memory (0 to 1), rounded down to two decimals."""
-        return (
-            int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + PERCENT_ROUNDING)
-            / 100
-        )
+        return _round_down((self.weights_bytes + self.cache_bytes) / self.gpu_bytes)
 
     @property
     def free_share(self) -> float:
@@ -191,9 +187,12 @@ class Served:
         if self.share_of_free:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
-        return (
-            int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0) + PERCENT_ROUNDING) / 100
-        )
+        return _round_down(self.cache_bytes / max(self.gpu_bytes - others, 1.0))
+
+
+def _round_down(share: float) -> float:
+    """Round a share down to two decimals."""
+    return int(100 * share + PERCENT_ROUNDING) / 100
 
 
 def _deployed(d: Deployment) -> dict[str, Any]:
@@ -290,6 +289,7 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
     """
     d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
     weights, beside = (float(np.max(x)) for x in held_beside(prediction.buffers))
+    room = left_for_caches(d, utilisation * d.hardware.gpu_memory, beside, weights)
     return Served(
         **_deployed(d),
         technique=prediction.technique,
@@ -300,9 +300,7 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         block_tokens=rules.block_tokens,
         utilisation=utilisation,
         weights_bytes=weights,
-        cache_bytes=max(
-            left_for_caches(d, utilisation * d.hardware.gpu_memory, beside, weights), 0.0
-        ),
+        cache_bytes=max(room, 0.0),
     )
 
 

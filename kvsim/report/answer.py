@@ -5,7 +5,7 @@ The verdict is one paragraph of at most 60 words. The sections after it are orde
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
@@ -86,17 +86,10 @@ class Answer:
 
     def row(self) -> Row:
         """Return the answer as a dictionary for the JSON output."""
-        return {
-            "verdict": self.verdict,
-            "figures": dict(self.figures),
-            "changes": list(self.changes),
-            "runner_up": self.runner_up,
-            "settings": list(self.settings),
-            "evidence": list(self.evidence),
-            "assumed": list(self.assumed),
-            "left_out": list(self.left_out),
-            **({"notes": list(self.notes)} if self.notes else {}),
-        }
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["figures"] = dict(self.figures)
+        row = {k: v if isinstance(v, str | dict) else list(v) for k, v in found.items()}
+        return {k: v for k, v in row.items() if v or k != "notes"}
 
     def head(self) -> list[Block]:
         """Return the blocks that a terminal shows above the tables."""

@@ -12,12 +12,12 @@ import numpy as np
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.evidence.machine.fit import Calibration
-from kvsim.evidence.machine.profile import Machine, profile_number, shortfalls
+from kvsim.evidence.machine.profile import Machine, find_datasheet, profile_number, shortfalls
 from kvsim.evidence.machine.solve import Known
 from kvsim.evidence.stackfile import fitted_text, measure_errors
 from kvsim.files import replace_text
+from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import Hardware
 from kvsim.machines.schema import CHECKED_KINDS
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
@@ -51,16 +51,17 @@ MEANINGS = {
 """Of what a run can tell of a stack, by the last part of a key."""
 
 
-def make_machine_result(answer: Row, notes: Sequence[str]) -> Result[Row]:
+def make_machine_result(found: "FittedMachine", out: Path) -> Result[Row]:
     """Make the result of ``kvsim calibrate --device``.
 
     Parameters
     ----------
-    answer
-        The fields of the JSON output, from :func:`machine_fields`.
-    notes
-        Conditions of the measurement, such as clocks and temperature.
+    found
+        The fitted profile and stack.
+    out
+        Path of the profile that the user asked for.
     """
+    answer, notes = found.fields(out), found.machine.notes
     title, table = f"{answer['device']}: {answer['samples']:,} samples", _number_table(answer)
     beside = [n for n in answer["numbers"] if n["datasheet"]]
     unknown = "No data sheet of this device is shipped."
@@ -83,96 +84,108 @@ def make_machine_result(answer: Row, notes: Sequence[str]) -> Result[Row]:
     )
 
 
-def machine_fields(
-    found: Calibration,
-    machine: Machine,
-    sheet: Hardware | None,
-    suspicions: Sequence[str],
-    samples: int,
-    out: Path,
-) -> Row:
-    """Collect the fields of the JSON output for a measured machine.
+@frozen
+class FittedMachine:
+    """A fitted hardware profile and stack, which have been written to files.
 
-    Parameters
+    Attributes
     ----------
-    found
-        The fitted numbers.
+    out
+        Path of the profile.
     machine
         The measured machine.
-    sheet
-        Data-sheet profile of the same GPU, for comparison; None if there is none.
-    suspicions
-        Irregularities during the measurement.
+    fit
+        The fitted numbers.
     samples
         Number of measured samples.
-    out
-        Path of the written profile.
+    suspicions
+        Irregularities during the measurement.
+    on_gpu
+        Whether a GPU was measured, which may have a data sheet to compare with.
+    day
+        Date of the measurement.
     """
-    every: Mapping[str, Mapping[str, Known]] = {
-        "hardware": found.hardware,
-        "stack": found.stack,
-        "rate": found.rates,
-    }
-    return {
-        "device": machine.name,
-        "out": str(out),
-        "samples": samples,
-        "datasheet": sheet.name if sheet else None,
-        "numbers": [
-            {
-                "kind": kind,
-                "key": key,
-                "value": known.value,
-                "error": known.error if isfinite(known.error) else None,
-                "residual": known.residual,
-                "samples": known.samples,
-                "benchmark": known.benchmark,
-                "verdict": known.verdict or "identified",
-                "datasheet": profile_number(sheet, key) if kind == "hardware" else None,
-            }
-            for kind, numbers in every.items()
-            for key, known in numbers.items()
-        ],
-        "suspicious": [*suspicions, *shortfalls(found.hardware, sheet)],
-    }
+
+    out: Path
+    machine: Machine
+    fit: Calibration
+    samples: int
+    suspicions: Sequence[str]
+    on_gpu: bool
+    day: str
+
+    def fields(self, out: Path) -> Row:
+        """Collect the fields of the JSON output.
+
+        Parameters
+        ----------
+        out
+            Path of the profile that the user asked for.
+        """
+        one, found = self.machine, self.fit
+        sheet = find_datasheet(one.name, one.gpu_memory) if self.on_gpu else None
+        every: Mapping[str, Mapping[str, Known]] = {
+            "hardware": found.hardware,
+            "stack": found.stack,
+            "rate": found.rates,
+        }
+        return {
+            "device": one.name,
+            "out": str(out),
+            "samples": self.samples,
+            "datasheet": sheet.name if sheet else None,
+            "numbers": [
+                {
+                    "kind": kind,
+                    "key": key,
+                    "value": known.value,
+                    "error": known.error if isfinite(known.error) else None,
+                    "residual": known.residual,
+                    "samples": known.samples,
+                    "benchmark": known.benchmark,
+                    "verdict": known.verdict or "identified",
+                    "datasheet": profile_number(sheet, key) if kind == "hardware" else None,
+                }
+                for kind, numbers in every.items()
+                for key, known in numbers.items()
+            ],
+            "suspicious": [*self.suspicions, *shortfalls(found.hardware, sheet)],
+        }
 
 
 def _write_machine_answer(answer: Row) -> Answer:
     """What was measured, in words."""
     known = [n for n in answer["numbers"] if n["verdict"] == "identified"]
     beside = [n for n in answer["numbers"] if n["datasheet"]]
-    said = verdict(
-        [
-            f"{answer['device']} was measured: {len(known)} of {len(answer['numbers'])} numbers "
-            f"are identified by {answer['samples']:,} samples.",
-            *[f"Suspicious: {text}." for text in answer["suspicious"][:1]],
-        ],
-        [
-            f"{n['key']} reaches {units.percent(n['value'] / n['datasheet'])} of the data-sheet "
-            "value."
-            for n in beside[:2]
-        ],
+    told = (
+        f"{answer['device']} was measured: {len(known)} of {len(answer['numbers'])} numbers "
+        f"are identified by {answer['samples']:,} samples."
     )
-    return Answer(said, settings=[f"Use it with --gpu {quote(str(answer['out']))}."])
+    shares = {n["key"]: units.percent(n["value"] / n["datasheet"]) for n in beside[:2]}
+    said = verdict(
+        [told, *(f"Suspicious: {text}." for text in answer["suspicious"][:1])],
+        [f"{key} reaches {share} of the data-sheet value." for key, share in shares.items()],
+    )
+    return Answer(said, settings=[f"Use it with --gpu {quote(answer['out'])}."])
 
 
 def _number_table(answer: Row) -> Table:
     """The numbers with their errors, beside the data sheet."""
+
+    def beside_sheet(n: Row) -> str:
+        if not n["datasheet"]:
+            return units.DASH
+        return f"{format_number(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
+
     columns = (
         text_column("parameter", "key"),
         Column("measured", "value", lambda value: f"{value:.4g}"),
         percent_column("± %", "error", ".2g", 2),
         percent_column("samples off %", "residual", ".2g", 3),
-        Column("data sheet", "datasheet", rank=1, write=_beside_sheet),
+        Column("data sheet", "datasheet", rank=1, write=beside_sheet),
         text_column("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
     )
     return Table(columns, answer["numbers"])
-
-
-def _beside_sheet(n: Row) -> str:
-    if not n["datasheet"]:
-        return "-"
-    return f"{format_number(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
 
 
 def _draw_beside_sheet(numbers: list[Row]) -> Chart:
@@ -260,16 +273,8 @@ def calibrate_from_run(
         ratios = dict(zip(CHECKED_KINDS, 1 / runfit.ratios(run, fit.after, late), strict=True))
         ratios = {kind: each[np.isfinite(each)] for kind, each in ratios.items()}
         where = deployment.hardware.name, deployment.model.name, technique.name
-        text = fitted_text(
-            deployment.stack,
-            stack,
-            kept,
-            rows,
-            told,
-            str(date.today()),
-            measure_errors(ratios, where),
-        )
-        replace_text(out, text)
+        base, today, checked = deployment.stack, str(date.today()), measure_errors(ratios, where)
+        replace_text(out, fitted_text(base, stack, kept, rows, told, today, checked))
     row: Row = {
         "fitted_requests": first,
         "checked_requests": count - first,
@@ -299,10 +304,8 @@ def calibrate_from_run(
     times = {name: np.quantile(v, np.linspace(0, 1, 101)).tolist() for name, v in curves.items()}
     answer = _write_run_answer(row, deployment, "" if out is None else str(out))
     tables = _run_tables(row)
-    verdicts = [
-        *_write_verdicts(fit),
-        *[f"The run does not separate {a} from {b}." for a, b in fit.confused],
-    ]
+    confused = [f"The run does not separate {a} from {b}." for a, b in fit.confused]
+    verdicts = [*_write_verdicts(fit), *confused]
     return Result(
         f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",
         answer,
@@ -379,28 +382,19 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
         done += "that it had not seen."
     else:
         done = f"The run does not improve on {row['stack']}'s numbers, which are kept."
+    done += f" Predicted TTFT, TPOT and latency of those requests are off by {now:.1f} % "
+    done += f"on average (before the fit: {was:.1f} %)."
+    use = f"--stack {quote(place)} predicts with {used}; this error sets its prediction interval"
+    first = f"The fit saw the first {row['fitted_requests']:,} requests."
     return Answer(
-        verdict(
-            [
-                f"{done} Predicted TTFT, TPOT and latency of those requests are off by {now:.1f} % "
-                f"on average (before the fit: {was:.1f} %).",
-                f"--stack {quote(str(place))} predicts with {used}; this error sets its prediction "
-                f"interval on {card}."
-                if place
-                else "",
-            ],
-            [f"The fit saw the first {row['fitted_requests']:,} requests."],
-        ),
+        verdict([done, f"{use} on {card}." if place else ""], [first]),
         figures={"error_not_seen": unseen, "error_before": before},
     )
 
 
 def _draw_errors(row: Row) -> Chart:
-    chart = Chart(
-        "Predicted over measured minus one, requests that the fit did not see",
-        up="%",
-        height=320,
-    )
+    title = "Predicted over measured minus one, requests that the fit did not see"
+    chart = Chart(title, up="%", height=320)
     some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
     for i, (name, errors) in enumerate(some.items()):
         titles, off = [METRIC_TITLES[key] for key in errors], [100 * v for v in errors.values()]

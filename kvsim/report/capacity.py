@@ -26,14 +26,14 @@ from kvsim.planner.fleet.answer import (
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import Configuration, count_replicas, find_unadmitted
-from kvsim.planner.fleet.play import Fleet, Played
+from kvsim.planner.fleet.play import Played
 from kvsim.report import evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
 from kvsim.report.names import join_words, ranks
 from kvsim.report.phrases import paste_blocks
-from kvsim.report.pictures import GREY, RED, Chart, draw_arrivals, draw_distribution
+from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart, draw_arrivals, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
@@ -179,9 +179,11 @@ def _list_first(fields: Row) -> list[str]:
     """Of these lines what a terminal shows unless asked for more: what changes the decision."""
     assumed = [x for x in fields["assumed"] if x.startswith("Assumed")]
     reserved, prices = _describe_reserved(fields), _describe_prices(fields)
+    sure = fields["certainty"]
+    asked = sure["ttft_met"] is not None or sure["tpot_met"] is not None
     return [
         *(x for x in fields["assumed"] if x not in assumed[1:]),
-        *filter(None, [reserved, prices, _summarize_certainty(fields)]),
+        *filter(None, [reserved, prices, f"Evidence: {sure['source']}." if asked else ""]),
     ]
 
 
@@ -215,17 +217,16 @@ def write_answer(row: Row) -> Answer:
 
 def _figures(row: Row) -> Row:
     """The numbers of the verdict under their contract names."""
-    times = row.get("simulated", {})
-    paid = {k: row[k] for k in ("gpus", "usd_per_hour", "usd_per_million_tokens") if k in row}
-    times = {key: times[key] for key in ("ttft_s", "tpot_s") if key in times}
-    return paid | times | {"probability": row["certainty"]["both_met"]}
+    every = {**row.get("simulated", {}), **row, "probability": row["certainty"]["both_met"]}
+    keys = "gpus", "usd_per_hour", "usd_per_million_tokens", "ttft_s", "tpot_s", "probability"
+    return {key: every[key] for key in keys if key in every}
 
 
 def _describe_asked_targets(answer: CapacityAnswer) -> str:
     """The targets, and for how many requests."""
     t = answer.targets
-    some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
-    said = [f"{name} {_format_wait(value)}" for name, value in some if np.isfinite(value)]
+    some = {"TTFT": t.ttft, "TPOT": t.tpot}
+    said = [f"{name} {_format_wait(value)}" for name, value in some.items() if isfinite(value)]
     share = f"{100 * t.share:g} % of requests"
     return f"{' and '.join(said)} for {share}" if said else f"{share} finish"
 
@@ -233,12 +234,15 @@ def _describe_asked_targets(answer: CapacityAnswer) -> str:
 def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
     """What the page says under the pictures."""
     memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
-    first = row["fleet"][0]
+    first, waits = row["fleet"][0], []
+    for title, key in (("Time to first token", "ttft_s"), ("Time per token", "tpot_s")):
+        times = row["simulated"][key].items()
+        known = [f"{k} {_format_wait(v)}" for k, v in times if k != "at_target" and v is not None]
+        waits.append(f"{title}: {', '.join(known)}.")
     return [
         *_describe_classes(row),
         _demand_note(answer),
-        f"Time to first token: {_waits_note(row, 'ttft_s')}.",
-        f"Time per token: {_waits_note(row, 'tpot_s')}.",
+        *waits,
         *_list_lines(row),
         _describe_prices(row),
         *_describe_break_even(row),
@@ -262,12 +266,6 @@ def _demand_note(answer: CapacityAnswer) -> str:
         f"{mean} requests per second on average, {most} in the busiest of "
         f"{len(total)} windows of {each}."
     )
-
-
-def _waits_note(row: Row, name: str) -> str:
-    times = row["simulated"][name]
-    known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
-    return ", ".join(f"{k} {_format_wait(v)}" for k, v in known.items())
 
 
 def describe_fleet(answer: CapacityAnswer) -> str:
@@ -299,31 +297,24 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     each = price_per_million(answer)
     million = "" if each is None else f", {usd(each)} per million output tokens"
     meets = "would serve" if answer.shortfall else "serves"
-    paid = f"{usd(answer.fleet.cost)} per hour{million}."
+    paid = f"{_describe_doubt(answer)}: {usd(answer.fleet.cost)} per hour{million}."
     some, gpus = answer.fleet.replicas, int(answer.fleet.total("gpus"))
     whole = f"{gpus} GPUs, {fleet}" if gpus > some.sum() else fleet
     always = ", always running" if q.start_up is not None and not answer.fleet.changes else ""
     each_of = ", with" if some.sum() == 1 else ", each with"
     whole = DRAFTED.sub(rf"{each_of} \1 and \2 drafts", whole)
-    rent = f"Rent {'up to ' if answer.fleet.changes else ''}{whole}{always}: {paid}"
-    tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
-    who = describe_slower(answer.played, answer.targets, name_replicas(answer))
+    rent = f"Rent {'up to ' if answer.fleet.changes else ''}{whole}{always}{paid}"
+    tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table{paid}"
+    who = describe_slower(answer.played, answer.targets, [x.name for x in answer.fleet.kinds])
     sure, safer = _describe_likelihood(answer)
-    short = _describe_doubt(answer)
-    rent, tabled = (x.replace(f": {paid}", f"{short}: {paid}") for x in (rent, tabled))
     what = f"{format_number(rate, 3)} requests per second"
     if not q.traffic.requests.duration:
         what = "requests that arrive all at once"
     does = f"In simulation the recommended fleet {meets}{part} {what} with {times}."
-    ways = (
-        [rent, who, f"{sure}{safer}."],
-        [rent, who, f"{sure}."],
-        [rent, "The targets are met over all requests together." if who else "", f"{sure}."],
-        [tabled, "The targets are met over all requests together." if who else "", f"{sure}."],
-    )
-    fit = next(
-        way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= MAX_VERDICT_WORDS
-    )
+    whole = "The targets are met over all requests together." if who else ""
+    ways = [[rent, who, f"{sure}{safer}."], [rent, who, f"{sure}."], [rent, whole, f"{sure}."]]
+    short = (way for way in ways if len(" ".join(way).split()) <= MAX_VERDICT_WORDS)
+    fit = next(short, [tabled, whole, f"{sure}."])
     plain = len(answer.used) == 1 and not answer.shortfall and not answer.targets.longer
     return verdict(fit, [] if plain else [does])  # the lines below say it of a plain fleet
 
@@ -401,38 +392,26 @@ def _name_fleet(answer: Row) -> str:
 def _describe_question(answer: Row) -> str:
     """State the targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
-    some = [
-        f"{name} {_format_wait(goal[key])}"
-        for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
-        if goal[key]
-    ]
+    keys = {"TTFT": "ttft_s", "TPOT": "tpot_s"}.items()
+    some = [f"{name} {_format_wait(goal[key])}" for name, key in keys if goal[key]]
     asked = f"{goal['percentile']:g} % of requests within"
     some = [f"{asked} {'both ' * (len(some) > 1)}{' and '.join(some)}"] if some else []
     if answer["class_targets"]:
         some.append("longer prompts have targets of their own")
-    return (
-        f"{answer['model']}, {answer['trace']}: {_requests(answer)}; "
-        f"{', '.join(some) or 'no targets'}."
-    )
-
-
-def _requests(answer: Row) -> str:
-    """How many, and in what time."""
-    count = "1 request" if answer["requests"] == 1 else f"{answer['requests']:,} requests"
-    if answer["rate_per_s"] is None:
-        return count if answer["requests"] == 1 else f"{count} at once"
-    rate = rounded(answer["rate_per_s"], 3)
-    return f"{count}, {rate} per second"
+    several = answer["requests"] > 1
+    count = f"{answer['requests']:,} request{'s' * several}"
+    if answer["rate_per_s"] is not None:
+        count += f", {rounded(answer['rate_per_s'], 3)} per second"
+    elif several:
+        count += " at once"
+    return f"{answer['model']}, {answer['trace']}: {count}; {', '.join(some) or 'no targets'}."
 
 
 def _describe_certainty(answer: Row) -> str:
     """State the likelihood of each target, and where it comes from."""
     sure = answer["certainty"]
-    each = [
-        f"{name.upper()} {likelihood(sure[f'{name}_met'])}"
-        for name in ("ttft", "tpot")
-        if sure[f"{name}_met"] is not None
-    ]
+    met = {"TTFT": sure["ttft_met"], "TPOT": sure["tpot_met"]}
+    each = [f"{name} {likelihood(share)}" for name, share in met.items() if share is not None]
     if not each:
         return ""
     days = f"{sure['days']} simulated days that did not choose the fleet"
@@ -440,13 +419,6 @@ def _describe_certainty(answer: Row) -> str:
         f"Probability of meeting each target: {', '.join(each)} (over {days} and the error of "
         f"predicted times). Predicted times: {sure['source']}."
     )
-
-
-def _summarize_certainty(answer: Row) -> str:
-    """Where the probability in the verdict comes from, in a sentence."""
-    sure = answer["certainty"]
-    asked = any(sure[f"{name}_met"] is not None for name in ("ttft", "tpot"))
-    return f"Evidence: {sure['source']}." if asked else ""
 
 
 def _describe_prices(answer: Row) -> str:
@@ -477,14 +449,9 @@ def _describe_power(answer: Row) -> str:
     if rated is None:
         return ""
     tokens = "" if each is None else f", {rounded(each, 3)} J per generated token"
-    return (
-        f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW{tokens}, "
-        f"without hosts and cooling."
-    )
-
-
-def _gpus(count: int) -> str:
-    return "GPU" if count == 1 else f"{count} GPUs"
+    gpus = f"{answer['gpus']} GPUs" if answer["gpus"] > 1 else "GPU"
+    kilowatts = rounded(rated / 1e3, 3)
+    return f"Rated power of the {gpus}: {kilowatts} kW{tokens}, without hosts and cooling."
 
 
 def _describe_reserved(answer: Row) -> str:
@@ -522,11 +489,12 @@ def _wait_columns(where: str = "", which: str = "") -> list[Column]:
     """Both times that the asked share of requests keeps."""
 
     def column(name: str) -> Column:
-        def write(row: Row) -> str:
-            return _wait_of(row[where] if where else row, name)
-
-        key = f"{where}.{name}.at_target" if where else f"{name}.at_target"
-        return Column(f"{name[:4].upper()}{which}", key, write=write)
+        key = f"{where}.{name}.at_target".removeprefix(".")
+        return Column(
+            f"{name[:4].upper()}{which}",
+            key,
+            write=lambda row: _wait_of(row[where] if where else row, name),
+        )
 
     return [column("ttft_s"), column("tpot_s")]
 
@@ -584,12 +552,9 @@ def _needed(answer: Row) -> str:
     """What else a fleet for another load must do, where something was asked."""
     more, lost = answer["headroom"], answer["failures"]
     asked = [f"with {percent(more)} more load"] if more else []
-    asked += (
-        [f"after the loss of any {f'{lost} replicas' if lost > 1 else 'replica'}"] if lost else []
-    )
-    if not asked:
-        return ""
-    return f"USD/h it needs, with the targets also met {' and '.join(asked)}"
+    lost = f"{lost} replicas" if lost > 1 else lost and "replica"
+    asked += [f"after the loss of any {lost}"] if lost else []
+    return f"USD/h it needs, with the targets also met {' and '.join(asked)}" if asked else ""
 
 
 def _list_cases(answer: Row) -> list[Row]:
@@ -615,41 +580,33 @@ def _dearer_cases(answer: Row) -> list[Row]:
 def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     loads = answer["at_load"].items()
-    cases = {f"at {load} times": x for load, x in loads}
-    cases |= {f"if {_name_one(name)} fails": x for name, x in answer["after_loss"].items()}
-    lower = {f"at {load} times" for load, _ in loads if float(load) < 1}
-    met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
+    losses = {f"if {_name_one(name)} fails": x for name, x in answer["after_loss"].items()}
+    cases = {f"at {load} times": x for load, x in loads} | losses
+    met = [load for load, x in loads if x["met"] and float(load) >= 1]  # less is no news
+    kept = [f"at {join_words(met)} times"] if met else []
+    kept += [name for name, x in losses.items() if x["met"]]
     missed = {name: x for name, x in cases.items() if not x["met"]}
-    sure = any(x["probability"] is not None for x in cases.values())
-    loads_met = [name.split()[1] for name in met if name.startswith("at ")]
-    kept = [f"at {join_words(loads_met)} times"] if loads_met else []
-    kept += [name for name in met if not name.startswith("at ")]
-    said = f"{join_words(kept)} the fleet still meets the targets" if met else ""
-    if missed and sure:
-        likely = {
-            name: likelihood(x["probability"])
-            for name, x in missed.items()
-            if x["probability"] is not None
-        }
-        if met:
-            each = [f"{name} with a probability of {share}" for name, share in likely.items()]
+    said = f"{join_words(kept)} the fleet still meets the targets" if kept else ""
+    if missed and any(x["probability"] is not None for x in cases.values()):
+        likely = {n: p for n, x in missed.items() if (p := x["probability"]) is not None}
+        if kept:
+            each = [f"{n} with a probability of {likelihood(p)}" for n, p in likely.items()]
             said += f"; {join_words(each)}"
         else:
-            each = [f"{share} {name}" for name, share in likely.items()]
+            each = [f"{likelihood(p)} {name}" for name, p in likely.items()]
             said = f"probability of meeting the targets: {', '.join(each)}"
     elif missed:
-        waits = {n: "" if x["within"] else f" ({_describe_waits(x)})" for n, x in missed.items()}
-        misses = join_words([f"{name}{wait}" for name, wait in waits.items()])
-        said += f"; it misses them {misses}" if met else f"the fleet misses the targets {misses}"
+        told = []
+        for name, x in missed.items():
+            waits = f" (TTFT {_wait_of(x, 'ttft_s')}, TPOT {_wait_of(x, 'tpot_s')})"
+            told.append(f"{name}{'' if x['within'] else waits}")
+        misses = join_words(told)
+        said += f"; it misses them {misses}" if kept else f"the fleet misses the targets {misses}"
     if not said:
         return []
     said = said.replace(" times", " times the load", 1)
     said = f"without headroom or losses besides, {said}" if _needed(answer) else said
     return [f"{said[0].upper()}{said[1:]}."]
-
-
-def _describe_waits(times: Row) -> str:
-    return f"TTFT {_wait_of(times, 'ttft_s')}, TPOT {_wait_of(times, 'tpot_s')}"
 
 
 def _wait_of(times: Row, name: str) -> str:
@@ -837,20 +794,11 @@ def _draw_costs(row: Row) -> Chart:
     rows += [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
     names, paid = [a["name"] for a in rows], [a["usd_per_hour"] for a in rows]
     title = "Cost of the fleet, of alternatives, and of replicas that are always busy"
-    chart = Chart(
-        title, "USD per hour", height=80 + 36 * len(rows), yaxis={"autorange": "reversed"}
-    )
-    colours = [PALETTE[2], *[PALETTE[5]] * (len(rows) - 1)]
-    chart.bars(
-        None,
-        paid,
-        names,
-        {"color": colours},
-        text=[f"{usd:.2f}" for usd in paid],
-        customdata=[a["fleet"] for a in rows],
-        hovertemplate="%{y}: %{x:.2f} USD/h<br>%{customdata}<extra></extra>",
-        showlegend=False,
-    )
+    chart = Chart(title, "USD per hour", height=80 + 36 * len(rows), yaxis=DOWNWARDS)
+    look = {"color": [PALETTE[2], *[PALETTE[5]] * (len(rows) - 1)]}
+    told = {"text": [f"{usd:.2f}" for usd in paid], "customdata": [a["fleet"] for a in rows]}
+    hover = "%{y}: %{x:.2f} USD/h<br>%{customdata}<extra></extra>"
+    chart.bars(None, paid, names, look, hovertemplate=hover, showlegend=False, **told)
     least = [row["search"]["bound_usd_per_hour"]] * len(rows)
     bound = {"dash": "dot", "color": PALETTE[1], "width": 3}
     return chart.line("always busy", least, names, line=bound)
@@ -874,23 +822,17 @@ def _draw_sensitivity(row: Row, percentile: float) -> Chart:
     costs = {1.0: row["usd_per_hour"]}
     costs |= {float(k): v["usd_per_hour"] for k, v in row["fleet_at_load"].items()}
     some, paid = sorted(loads), sorted(k for k, usd in costs.items() if usd)
-    title, up = (
-        "Other loads: requests within both targets, and cost",
-        "% of requests within both targets",
-    )
-    chart = Chart(title, "load, in times of the trace's", up, yaxis={"range": [0, 101]})
+    met, load = "requests within both targets", "load, in times of the trace's"
+    title, up = f"Other loads: {met}, and cost", f"% of {met}"
+    chart = Chart(title, load, up, yaxis={"range": [0, 101]})
     kept = [100 * loads[x]["good_share"] for x in some]
     chart.line("within both targets", some, kept, PALETTE[0], mode="lines+markers")
     name, line = "USD/h of the cheapest fleet", {"color": PALETTE[1], "dash": "dash"}
     dollars = [costs[x] for x in paid]
     chart.line(name, paid, dollars, mode="lines+markers", yaxis="y2", line=line)
-    chart.figure.add_hline(
-        y=percentile,
-        line_dash="dot",
-        line_color=RED,
-        annotation_text=f"target {percentile:g} %",
-        annotation_position="bottom left",
-    )
+    dotted, place = {"dash": "dot", "color": RED}, "bottom left"
+    told = f"target {percentile:g} %"
+    chart.figure.add_hline(percentile, line=dotted, annotation_text=told, annotation_position=place)
     return chart.second_axis("USD/h", tickmode="auto")
 
 
@@ -910,8 +852,9 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         The verdict.
     """
     q, fleet = answer.question, answer.fleet
-    mean = q.traffic.mean
-    deployment = q.rentable[0].deployment
+    mean, deployment = q.traffic.mean, q.rentable[0].deployment
+    tokens = sum(g.outcome.output_tokens for g in answer.played.groups)
+    power = number(fleet.total("power"))
     return {
         "model": deployment.model.name,
         "trace": trace,
@@ -930,8 +873,8 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "usd_per_hour": fleet.cost,
         "usd_per_million_tokens": price_per_million(answer),
         "gpus": int(fleet.total("gpus")),
-        "rated_power_w": _power(answer),
-        "joules_per_token": _joules(answer),
+        "rated_power_w": power,
+        "joules_per_token": power * answer.played.duration / tokens if tokens and power else None,
         "schedule": _schedule(answer),
         "simulated": _times_row(answer.played, answer.targets),
         "class_targets": _class_rows(answer.played, answer.targets),
@@ -949,21 +892,19 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "assumed": list_assumptions(answer),
         "certainty": _certainty(answer),
         "classes": _classes(answer),
-        "considered": [_considered(answer, j) for j in range(len(answer.kinds))],
+        "considered": [
+            {
+                "name": kind.choices[0].name,
+                "usd_per_hour": kind.rent,
+                "replicas_alone": number(alone),
+                "usd_per_hour_alone": number(alone * kind.rent),
+                "kv_cache_tokens": _kv_tokens(kind.choices[0]),
+            }
+            for kind, alone in zip(answer.kinds, answer.alone, strict=True)
+        ],
         "search": {"bound_usd_per_hour": answer.bound, "plays": answer.plays},
         "basis": basis(deployment),
     }
-
-
-def _power(answer: CapacityAnswer) -> float | None:
-    """Rated power of the fleet's GPUs, if that of all is known. [W]"""
-    return number(answer.fleet.total("power"))
-
-
-def _joules(answer: CapacityAnswer) -> float | None:
-    """Energy of a generated token at the rated power, if that of all GPUs is known. [J]"""
-    tokens, power = sum(g.outcome.output_tokens for g in answer.played.groups), _power(answer)
-    return power * answer.played.duration / tokens if tokens and power is not None else None
 
 
 def _replicas(answer: CapacityAnswer, j: int) -> Row:
@@ -1038,7 +979,7 @@ def _schedule(answer: CapacityAnswer) -> list[Row] | None:
     if answer.question.start_up is None:
         return None
     hours = np.cumsum(answer.question.traffic.hours)
-    known = name_replicas(answer)
+    known = [x.name for x in answer.fleet.kinds]
     return [
         {
             "until_h": float(hours[w]),
@@ -1094,15 +1035,14 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
             f"Assumed: {extras.host / GIB:.0f} GiB of host memory for prefix blocks per GPU "
             "(--host-cache), free of charge."
         )
-    told: dict[str, None] = {}
-    for x in some:
-        costs, cached = x.costs, bool(x.costs.rules.host_cache)
-        told |= dict.fromkeys(
-            evidence.list_assumptions_of_techniques(costs.deployment, [costs.technique], cached)
-        )
-    said += [f"Assumed: {line}." for line in told]
-    if any(r.nvme_cache for r in rules):
-        one = next(r for r in rules if r.nvme_cache)
+    of_hosts = evidence.list_assumptions_of_techniques
+    told = [
+        line
+        for c in (x.costs for x in some)
+        for line in of_hosts(c.deployment, [c.technique], bool(c.rules.host_cache))
+    ]
+    said += [f"Assumed: {line}." for line in dict.fromkeys(told)]
+    for one in [r for r in rules if r.nvme_cache][:1]:
         said.append(
             f"Assumed: one NVMe drive per replica, {one.nvme_read / 1e9:g} GB/s read and "
             f"{one.nvme_write / 1e9:g} written (--nvme-read, --nvme-write), free of charge."
@@ -1136,23 +1076,17 @@ def _prices(answer: CapacityAnswer) -> list[Row]:
     None with a schedule, as GPUs are not paid all the time then.
     """
     found: list[Row] = []
+    used = [(int(answer.fleet.replicas[j]), answer.fleet.kinds[j]) for j in answer.used]
     for a in answer.alternatives if answer.question.start_up is None else []:
         gpu, alone = a.label.removesuffix(" alone"), a.fleet
         if alone is None or gpu == a.label:
             continue
-        price = _break_even(answer.fleet, alone, gpu)
-        if price is not None:
-            now = alone.cost / alone.total("gpus")
-            found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
+        rest = sum(n * x.rent for n, x in used if x.gpu != gpu)
+        more = alone.total("gpus") - sum(n * x.gpus for n, x in used if x.gpu == gpu)
+        if rest > 0 and more > 0:
+            now = float(alone.cost / alone.total("gpus"))
+            found.append({"gpu": gpu, "usd_per_gpu_hour": now, "as_cheap_at": rest / more})
     return found
-
-
-def _break_even(fleet: Fleet, alone: Fleet, gpu: str) -> float | None:
-    """Price of one GPU at which a fleet of it alone costs as much as another fleet. [USD/h]"""
-    used = [(int(n), x) for n, x in zip(fleet.replicas, fleet.kinds, strict=True) if n]
-    rest = sum(n * x.rent for n, x in used if x.gpu != gpu)
-    more = alone.total("gpus") - sum(n * x.gpus for n, x in used if x.gpu == gpu)
-    return rest / more if rest > 0 and more > 0 else None
 
 
 def _certainty(answer: CapacityAnswer) -> Row:
@@ -1172,7 +1106,7 @@ def _certainty(answer: CapacityAnswer) -> Row:
 
 def _classes(answer: CapacityAnswer) -> list[Row]:
     traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
-    known = name_replicas(answer)
+    known = [x.name for x in answer.fleet.kinds]
     return [
         {
             "prompt": float(traffic.prompt[c]),
@@ -1183,17 +1117,6 @@ def _classes(answer: CapacityAnswer) -> list[Row]:
         }
         for c in range(traffic.classes)
     ]
-
-
-def _considered(answer: CapacityAnswer, j: int) -> Row:
-    kind, alone = answer.kinds[j], answer.alone[j]
-    return {
-        "name": kind.choices[0].name,
-        "usd_per_hour": kind.rent,
-        "replicas_alone": number(alone),
-        "usd_per_hour_alone": number(alone * kind.rent),
-        "kv_cache_tokens": _kv_tokens(kind.choices[0]),
-    }
 
 
 def _target_row(targets: FleetTargets) -> Row:
@@ -1250,17 +1173,6 @@ def _class_rows(played: Played, targets: FleetTargets) -> list[Row]:
             }
         )
     return found
-
-
-def name_replicas(answer: CapacityAnswer) -> list[str]:
-    """Return the name of each kind of replica in the fleet.
-
-    Parameters
-    ----------
-    answer
-        The fleet that was found.
-    """
-    return [x.name for x in answer.fleet.kinds]
 
 
 def price_per_million(answer: CapacityAnswer) -> float | None:

@@ -26,9 +26,7 @@ SLOWEST_SUMS = 2e9
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 MIN_KERNEL_SAVING = 0.1  # share of a pass that another engine's kernels must save to be told
-MIN_KERNEL_RATIO = (
-    1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
-)
+MIN_KERNEL_RATIO = 1.3  # times that a class must be slower: errors of classes reach 10 to 25 %
 KERNEL_NAMES = {
     "gemm": "16-bit GEMMs",
     "gemm-fp8": "fp8 GEMMs",
@@ -205,15 +203,12 @@ def slower_kernels(prediction: Prediction) -> list[str]:
         stack = _find_stack(f"{other}@{card}")
         if stack is None:
             continue
-        theirs = _seconds_by_class(prediction, _change_stack(d, stack))
+        theirs = _seconds_by_class(prediction, replace(d, stack=stack))
         for name, took in mine.items():
             saved = took - theirs.get(name, took)
             told = name in KERNEL_NAMES and _has_rows(d.stack, name) and _has_rows(stack, name)
-            if (
-                told
-                and saved > MIN_KERNEL_SAVING * whole
-                and took > MIN_KERNEL_RATIO * (took - saved)
-            ):
+            much = saved > MIN_KERNEL_SAVING * whole and took > MIN_KERNEL_RATIO * (took - saved)
+            if told and much:
                 sentence = _sentence(prediction, own, other, name, (took, took - saved, whole))
                 best = max(best or (0.0, ""), (saved, sentence))
     return [best[1]] if best else []
@@ -266,8 +261,3 @@ def _find_stack(name: str) -> Stack | None:
         return load_stack(name)
     except InputError:  # an engine without rows on this card
         return None
-
-
-def _change_stack(deployment: Deployment, stack: Stack) -> Deployment:
-    d = deployment
-    return Deployment(d.model, d.hardware, stack, d.weights, d.tp, d.pp, d.dp, d.ep)

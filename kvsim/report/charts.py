@@ -119,20 +119,14 @@ def _draw_speed(rows: Sequence[Row]) -> Chart:
     if _has_several(rows, "prompt", "batch"):
         title += ", a line for each prompt"
     chart = Chart(title, f"{across} [ms]", up, 420, log="xy")
+    hover = "%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s"
     for text, name in labels.items():
-        points = _by_prompt(
-            [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
-        )
-        chart.line(
-            name,
-            [r and 1e3 * r[time] for r in points],
-            [r and r[rate] for r in points],
-            mark(name),
-            text=[
-                r and f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in points
-            ],
-            hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
-        )
+        some = [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
+        points = _by_prompt(some)
+        x, y = [r and 1e3 * r[time] for r in points], [r and r[rate] for r in points]
+        said = "batch {batch}, prompt {prompt}<br>{bound_by}"
+        told = [r and said.format(**r) for r in points]
+        chart.line(name, x, y, mark(name), text=told, hovertemplate=hover)
     return chart
 
 
@@ -174,12 +168,9 @@ def _round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
     start = 0.0
     for step in cycle.steps:
         here = op_spans(step, d)
-        end = max(span.end for span in here)
-        first = min(min(span.begin for span in here), 0.0)
-        found += [
-            OpSpan(s.stream, s.name, start + s.begin - first, start + s.end - first) for s in here
-        ]
-        start += end - first
+        start -= min(min(span.begin for span in here), 0.0)
+        found += [OpSpan(s.stream, s.name, start + s.begin, start + s.end) for s in here]
+        start += max(span.end for span in here)
     return found, start, float(cycle.tokens)
 
 
@@ -312,14 +303,8 @@ def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
     what = {"gpu": "GPU memory", "host": "Host memory", "disk": "Disk"}[tier]
     title = f"{what} by buffer, against what there is"
-    chart = Chart(
-        title,
-        "GiB",
-        height=170 + 44 * len(some),
-        yaxis=DOWNWARDS,
-        barmode="stack",
-        legend_traceorder="normal",
-    )
+    chart = Chart(title, "GiB", height=170 + 44 * len(some), yaxis=DOWNWARDS, barmode="stack")
+    chart.figure.update_layout(legend_traceorder="normal")
     for i, name in enumerate(dict.fromkeys(n for r in some for n in _buffers_of_tier(r, tier))):
         held = [_buffers_of_tier(r, tier).get(name, 0.0) / GIB for r in some]
         chart.bars(name, held, labels, bar_style(i), hovertemplate="%{x:.3f} GiB")
@@ -374,7 +359,7 @@ def _break_even_title(
     point = {"batch": float(prediction.batch[0]), "prompt": float(prediction.prompt)}
     stays = ", ".join(f"{k} {units.integer(v)}" for k, v in point.items() if k != axis)
     told = [
-        f"{name} at {' and '.join(AMOUNTS[axis](x) for x in found.crossings)}"
+        f"{name} at {' and '.join(map(AMOUNTS[axis], found.crossings))}"
         for name, _, found in lines
         if found.crossings
     ]

@@ -170,10 +170,8 @@ def list_measurements(deployment: Deployment, technique: str, load: str = "") ->
         own = f"Held-out error of stack {stack.name}: {stack.error or 'not measured'}."
         return [f"{INTERVAL}: {ranges} times the prediction.", own]
     for name, found in known.items():
-        e = found.entry
-        if e is not None:
-            error = "" if about else "median error "
-            error += f"{units.format_number(100 * e.median, 2)} %"
+        if (e := found.entry) is not None:
+            error = f"{'' if about else 'median error '}{units.format_number(100 * e.median, 2)} %"
             where = "other GPUs" if e.device == ANY else e.device
             kind = f"of {e.engine} with {e.technique} on {where}"
             about.setdefault(kind, []).append(f"{e.rows:,} {name}s ({error})")
@@ -198,35 +196,27 @@ def describe_accuracy(machine: Hardware) -> str:
         Sentences with errors on held-out runs.
     """
     here = _held_out(machine.name)
+    fit = "`kvsim calibrate --from-run` fits a stack to a log of your server."
     if here:
-        return (
-            f"Errors on {machine.name}, on held-out measurements: {_errors(here)}. Other engines "
-            f"and techniques were not measured there; `kvsim calibrate --from-run` fits a stack to "
-            f"a log of your server."
-        )
+        there = "Other engines and techniques were not measured there"
+        return f"Errors on {machine.name}, on held-out measurements: {here}. {there}; {fit}"
     return (
         f"Nothing was measured on {machine.name}. Errors on other GPUs, on held-out measurements: "
-        f"{_errors(_held_out(ANY))}. The closest GPU with published timings is "
-        f"{_called(_find_nearest_card(machine))}. `kvsim calibrate` measures this GPU; `kvsim "
-        f"calibrate --from-run` fits a stack to a log of your server."
+        f"{_held_out(ANY)}. The closest GPU with published timings is "
+        f"{_called(_find_nearest_card(machine))}. `kvsim calibrate` measures this GPU; {fit}"
     )
 
 
-def _held_out(device: str) -> list[LedgerEntry]:
+def _held_out(device: str) -> str:
     """End-to-end errors of a card on held-out runs, the most rows first."""
     found: dict[tuple[str, str], list[LedgerEntry]] = {}
     for e in shipped():
         if e.device == device and e.kind in TIME_KINDS:
             found.setdefault((e.engine, e.technique), []).append(e)
-    return sorted(map(merge, found.values()), key=lambda e: -e.rows)
-
-
-def _errors(entries: Sequence[LedgerEntry]) -> str:
-    """Errors as a list in a sentence."""
     told = [
         f"{e.engine} with {e.technique}: median {units.percent(e.median)}, 90th percentile "
         f"{units.percent(e.p90)} of {e.rows:,} measurements"
-        for e in entries[:MAX_LISTED]
+        for e in sorted(map(merge, found.values()), key=lambda e: -e.rows)[:MAX_LISTED]
     ]
     return "; ".join(told)
 
@@ -287,12 +277,12 @@ def list_assumptions_of_techniques(
     list of str
         Clauses without duplicates.
     """
-    lines: dict[str, None] = {}
-    for technique in techniques:
-        kept = Prediction(technique, deployment, np.ones(1), PROBE_TOKENS, PROBE_TOKENS).host_bytes
-        rests = float(np.max(kept)) + caches
-        lines |= dict.fromkeys(list_assumptions(deployment.hardware, rests, ""))
-    return list(lines)
+    kept = [
+        Prediction(t, deployment, np.ones(1), PROBE_TOKENS, PROBE_TOKENS).host_bytes
+        for t in techniques
+    ]
+    most = max((float(np.max(size)) for size in kept), default=0.0)
+    return list_assumptions(deployment.hardware, most + caches, "") if kept else []
 
 
 def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:

@@ -36,7 +36,8 @@ GRID_DIGITS = 3
 
 def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
     """Times and memory of every variant of every technique over batch, prompt and link."""
-    able = [_unparted(t) for t in techniques if not t.refuses_released(deployment)]
+    able = [t for t in techniques if not t.refuses_released(deployment)]
+    able = [t.changed(parts=1) if "parts" in t.settings and t.tiles() > 1 else t for t in able]
     if not able:
         raise InputError(
             "--technique: none of these techniques can run on this deployment; "
@@ -71,13 +72,6 @@ def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int
     }
 
 
-def _unparted(technique: Technique) -> Technique:
-    """The technique without splitting its batch, so that small batches can be compared."""
-    if technique.tiles() == 1 or "parts" not in technique.settings:
-        return technique
-    return technique.changed(parts=1)
-
-
 def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
     """A technique with each combination of the settings that have sliders."""
     names = [name for name in technique.settings if name in KNOBS]
@@ -96,12 +90,9 @@ def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
 def _uses_link(technique: Technique, deployment: Deployment, generate: int) -> bool:
     """Whether a faster host link changes anything."""
     batch = np.array([64.0 * technique.tiles()])
-    before, after = (
-        float(
-            Prediction(technique, linked(deployment, f), batch, 8192, generate, CONTEXTS).tpot_s[0]
-        )
-        for f in (1.0, 2.0)
-    )
+    wheres = (linked(deployment, factor) for factor in (1.0, 2.0))
+    both = [Prediction(technique, d, batch, 8192, generate, CONTEXTS) for d in wheres]
+    before, after = (float(p.tpot_s[0]) for p in both)
     return abs(after / before - 1) > 1e-6
 
 
@@ -146,9 +137,8 @@ def make_result(
     """
     found = _grid(deployment, techniques, generate)
     count = len({v["name"] for v in found["variants"]})
-    said = (
-        f"{count} techniques on {deployment.hardware.name}: move the sliders to change the answer."
-    )
+    card = deployment.hardware.name
+    said = f"{count} techniques on {card}: move the sliders to change the answer."
     return Result(
         f"{describe_deployment(deployment)}: explore",
         Answer(verdict([said])),

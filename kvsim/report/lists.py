@@ -116,7 +116,7 @@ def _describe_comparisons(name: str, kind: type[Term]) -> str:
     figures = Counter(paper for paper in papers() for row in read(paper) if row.technique == name)
     runs: Counter[str] = Counter()
     for entry in shipped():
-        if (entry.technique, entry.kind in RUNS) == (name, True):
+        if entry.technique == name and entry.kind in RUNS:
             runs[entry.engine] += entry.rows * (entry.source != "published tables")
     methods = name, getattr(kind, "like", "")
     accepted = sum(one.rows for one in load_summaries() if one.method in methods)
@@ -276,15 +276,11 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
     if isinstance(found, dict):
         own = {key: value for key, value in found.items() if key != "notes"}
         blocks, notes = _list_blocks(kind, found, name), found.get("notes", ())
-        title = str(found.get("title") or found["name"])
-        return Result(
-            title, Answer(""), own, found, [found], blocks=blocks, notes=notes, command=command
-        )
+        title, none = str(found.get("title") or found["name"]), Answer("")
+        return Result(title, none, own, found, [found], blocks=blocks, notes=notes, command=command)
     columns, title = LISTS[kind]
-    table = Table(columns, found, title)
-    return Result(
-        title, Answer(""), {"rows": found}, found, found, [table], [table], command=command
-    )
+    tables, own = [Table(columns, found, title)], {"rows": found}
+    return Result(title, Answer(""), own, found, found, tables, tables, command=command)
 
 
 def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
@@ -294,8 +290,8 @@ def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
         blocks += [describe_accuracy(load_hardware(name)), BLANK]
     for key, value in row.items():
         if key == "parameters" and isinstance(value, list):
-            headings = {"setting": "name", "default": "default", "meaning": "meaning"}
-            columns = [text_column(heading, key) for heading, key in headings.items()]
+            keys = {"setting": "name", "default": "default", "meaning": "meaning"}
+            columns = [text_column(heading, each) for heading, each in keys.items()]
             blocks += [Table(columns, value)] if value else []
         elif isinstance(value, dict):
             cells = [(key, str(text)) for key, text in value.items()]

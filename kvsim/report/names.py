@@ -315,12 +315,9 @@ def list_settings(names: dict[str, str]) -> list[str]:
     list of str
         A line for each technique with settings.
     """
-    lines = []
-    for text, name in names.items():
-        _, *following = NAME_END.split(text, maxsplit=1)
-        if following:
-            lines.append(f"{name}: {following[0].replace(',', ', ').replace(',  ', ', ')}")
-    return lines
+    found = {name: NAME_END.split(text, maxsplit=1)[1:] for text, name in names.items()}
+    told = {name: ", ".join(re.split(", ?", rest[0])) for name, rest in found.items() if rest}
+    return [f"{name}: {settings}" for name, settings in told.items()]
 
 
 def describe_price(hardware: Hardware) -> str:

@@ -7,7 +7,8 @@ layout of all pages; the footer states command, version and date.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from datetime import date
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -20,6 +21,7 @@ from kvsim.console import escape_controls
 from kvsim.report.json import Row
 from kvsim.report.table import Column
 from kvsim.report.terminal import COMMAND
+from kvsim.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -34,31 +36,26 @@ MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
 
 
-def render_page(
-    pictures: "Sequence[tuple[str, Figure]]" = (), grid: str = "", **parts: object
-) -> str:
-    """Render a page as HTML.
+def render_page(result: Any) -> str:
+    """Render a result as an HTML page, which ``templates/page.html`` lays out.
 
     Parameters
     ----------
-    pictures
-        Titles and plotly figures, from top to bottom.
-    grid
-        JSON of the grid that the sliders of ``kvsim explore`` select from.
-    parts
-        Other variables of ``templates/page.html``: title, answer, tables, details, notes, pastes,
-        command and foot.
+    result
+        The :class:`kvsim.report.result.Result` of a command.
 
     Returns
     -------
     str
         The HTML document.
     """
+    pictures = [(title, _serialize(figure)) for title, figure in result.figures()]
     page = _load_template().render(
-        parts,
-        pictures=[(title, _serialize(figure)) for title, figure in pictures],
-        grid=_escape_json(grid),
-        plotly=pack_plotly() if pictures or grid else "",
+        result=result,
+        pictures=pictures,
+        grid=_escape_json(result.grid),
+        plotly=pack_plotly() if pictures or result.grid else "",
+        made=f"kvsim {__version__}, {date.today().isoformat()}",
     )
     return escape_controls(page)
 

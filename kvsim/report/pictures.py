@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from kvsim.graph import Array
 from kvsim.report import units
 from kvsim.report.colours import PALETTE, Marker, line_style
-
-if TYPE_CHECKING:
-    pass
 
 GREY, RED = "#888888", "#c0453f"
 """Of what is only referred to, and of limits and faults."""
@@ -243,13 +240,6 @@ def draw_arrivals(title: str, arrival: Array) -> Chart:
     edges = np.linspace(0, max(lasts, 1.0), WINDOWS + 1)
     rate = np.histogram(arrival - arrival[0], edges)[0] / np.diff(edges)
     chart = Chart(title, f"time [{unit}]", "requests per second", 300, bargap=0)
-    return chart.bars(
-        None,
-        edges[:-1] / scale,
-        rate,
-        {"color": PALETTE[0]},
-        orientation="v",
-        offset=0,
-        width=np.diff(edges) / scale,
-        hovertemplate="%{y:.3g} per second<extra></extra>",
-    )
+    bars = {"orientation": "v", "offset": 0, "width": np.diff(edges) / scale}
+    hover, look = "%{y:.3g} per second<extra></extra>", {"color": PALETTE[0]}
+    return chart.bars(None, edges[:-1] / scale, rate, look, hovertemplate=hover, **bars)

@@ -2,10 +2,10 @@
 
 from collections.abc import Set
 from math import isfinite, log10
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.service import ServicePlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
@@ -15,6 +15,9 @@ from kvsim.report.names import label
 from kvsim.report.pictures import GREY, Chart, draw_bars
 from kvsim.report.predict import prediction
 
+if TYPE_CHECKING:
+    from kvsim.planner.plan import ChosenPlan
+
 MAX_OPTIONS = 9  # options of a technique on the map
 MAX_MEMORY = 3  # techniques whose memory is drawn
 LATER = "legendonly"  # what is drawn once its name is clicked
@@ -22,7 +25,7 @@ MIN_DRAWN_GAIN = 5e-4  # smallest gain that is drawn
 MAP = "Techniques: throughput against latency; open symbols lose quality, grey names can be shown"
 
 
-def draw_plan(plan: ChosenPlan) -> list[Chart]:
+def draw_plan(plan: "ChosenPlan") -> list[Chart]:
     """Draw the charts of ``kvsim plan --offline``.
 
     Parameters
@@ -61,7 +64,7 @@ def _predict_at_batch(choice: Prediction, other: Prediction) -> Prediction:
     return Prediction(other.technique, choice.deployment, batch, choice.prompt, choice.generate)
 
 
-def _draw_map(plan: ChosenPlan, compared: Set[str]) -> Chart:
+def _draw_map(plan: "ChosenPlan", compared: Set[str]) -> Chart:
     """Draw throughput against TPOT for the best settings of each technique."""
     table, limits = plan.table, plan.limits
     columns = table.columns
@@ -128,11 +131,8 @@ def draw_service(plan: ServicePlan) -> list[Chart]:
         The plan.
     """
     p = plan.prediction
-    return [
-        _draw_rates(plan),
-        *draw_memory([prediction(p)], p.deployment),
-        *draw_round(p, p.technique.name),
-    ]
+    memory = draw_memory([prediction(p)], p.deployment)
+    return [_draw_rates(plan), *memory, *draw_round(p, p.technique.name)]
 
 
 def _draw_rates(plan: ServicePlan) -> Chart:
@@ -145,29 +145,16 @@ def _draw_rates(plan: ServicePlan) -> Chart:
     for i, (name, dash) in enumerate((("ttft", "solid"), ("tpot", "dash"))):
         key, named, colour = f"{name}_s", name.upper(), PALETTE[i]
         times = [point[key]["p90"] for point in points]  # type: ignore[index]
+        look: dict[str, Any] = {"opacity": 0.4, "hoverinfo": "skip"}
+        look["line"] = {"width": 0, "color": colour}
         for end, fill in (("low", None), ("high", "tonexty")) if key in factors else ():
-            bound = {"width": 0, "color": colour}
-            chart.line(
-                None,
-                rates,
-                [factors[key][end] * t for t in times],
-                line=bound,
-                opacity=0.4,
-                fill=fill,
-                showlegend=False,
-                hoverinfo="skip",
-            )
+            bound = [factors[key][end] * t for t in times]
+            chart.line(None, rates, bound, fill=fill, showlegend=False, **look)
         chart.line(f"{named} p90", rates, times, line={"color": colour, "dash": dash})
         target = getattr(plan.question.asked, name)
         if isfinite(target):
-            chart.figure.add_hline(
-                y=target,
-                line_dash="dot",
-                line_color=colour,
-                annotation_text=f"{named} target",
-                annotation_y=log10(target),
-            )
-    chart.figure.add_vline(
-        x=c.per_s, line_dash="dot", annotation_text="planned", annotation_position="bottom right"
-    )
+            told = {"annotation_text": f"{named} target", "annotation_y": log10(target)}
+            chart.figure.add_hline(target, line={"dash": "dot", "color": colour}, **told)
+    told = {"annotation_text": "planned", "annotation_position": "bottom right"}
+    chart.figure.add_vline(c.per_s, line_dash="dot", **told)
     return chart

@@ -27,26 +27,9 @@ from kvsim.planner.service import (
 )
 from kvsim.prediction.pool import KvPool, pool
 from kvsim.quality.evidence import Evidence
-from kvsim.report import evidence, names, units
+from kvsim.report import evidence, names, phrases, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.json import Row, number, pick
-from kvsim.report.names import (
-    chosen_settings,
-    join_words,
-    label,
-    phrase_technique,
-    ranks,
-    technique_fields,
-)
-from kvsim.report.phrases import (
-    change_command,
-    describe_command,
-    describe_pool,
-    differing_options,
-    layers_of,
-    paste_blocks,
-    quality,
-)
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import WITH_CONFIDENCE, join_titles, phrase_loss
@@ -94,14 +77,14 @@ def make_result(
     fields: Row = {
         "choice": {
             **{key: base[key] for key in ("technique", "params", "batch")},
-            "layers": layers_of(plan.prediction),
+            "layers": phrases.layers_of(plan.prediction),
             **_settings(chosen.carried),
         },
         "objective": plan.question.objective,
         "service": True,
         "load": _load_fields(plan),
         "predicted": base,
-        "quality": quality(chosen.candidate.evidence),
+        "quality": phrases.quality(chosen.candidate.evidence),
         "alternatives": rows[1:],
         "limits": {k: number(v) for k, v in chosen.candidate.question.limits.stated().items()},
         "usd_per_gpu_hour": number(d.hardware.price),
@@ -117,10 +100,8 @@ def make_result(
         told = [_describe_class(one) for one in classes]
         answer = replace(answer, changes=[*answer.changes, *told])
         fields["classes"] = [
-            {
-                **{"least": one.least, "most": one.most, "share": number(one.share)},
-                "carried": one.plan and _figures(one.plan.choice.carried),
-            }
+            {"least": one.least, "most": one.most, "share": number(one.share)}
+            | {"carried": one.plan and _figures(one.plan.choice.carried)}
             for one in classes
         ]
     if turns:
@@ -155,12 +136,7 @@ def make_result(
         blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences)]
         if count_lines(blocks) <= MAX_LINES:
             break
-    more: list[Block] = [
-        *answer.rest(sentences),
-        ground,
-        not_modelled,
-        played,
-    ]
+    more: list[Block] = [*answer.rest(sentences), ground, not_modelled, played]
     if brief is not shown:
         more = [BLANK, shown, BLANK, *more]
     tables = [shown]
@@ -183,7 +159,7 @@ def make_result(
         plan,
         rows=rows,
         tables=tables,
-        blocks=[*blocks, *paste_blocks(engines)],
+        blocks=[*blocks, *phrases.paste_blocks(engines)],
         more=more,
         draw=draw,
         remarks=[not_modelled],
@@ -234,7 +210,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     remedies = [
         {
             "option": r.option,
-            "command": change_command(command, r.changes),
+            "command": phrases.change_command(command, r.changes),
             "caution": r.caution,
             "loss": r.evidence and phrase_loss(r.evidence),
             **_figures(r.gives),
@@ -250,29 +226,23 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
         + (f"; {row['loss']}" if row["loss"] else "")
         for row in remedies[1:]
     ]
-    plan: list[Block] = []
-    if near is not None:
-        plan = [RUN_IT, Command(str(remedies[0]["command"]))]
-    answer = Answer(
-        verdict=verdict(["No plan meets the targets.", *told]),
-        changes=changes,
-        settings=[] if near is None else list(_how_to_run(near)),
-    )
+    plan = [] if near is None else [RUN_IT, Command(str(remedies[0]["command"]))]
+    run = [] if near is None else list(_how_to_run(near))
+    said = verdict(["No plan meets the targets.", *told])
+    answer = Answer(verdict=said, changes=changes, settings=run)
     fields = {"answer": answer.row(), "choice": None, "reason": none.reason, "advice": remedies}
     columns = [
         text_column("change", "option"),
         Column("requests/s", "requests_per_s", lambda rate: units.format_number(rate, 3)),
         *_time_columns(),
     ]
-    title = names.describe_deployment(none.deployment)
-    tables = [Table(columns, remedies)] if remedies else []
     return Result(
-        title,
+        names.describe_deployment(none.deployment),
         answer,
         fields,
         none,
         remedies,
-        tables=tables,
+        tables=[Table(columns, remedies)] if remedies else [],
         blocks=[none.asked, *told, *plan, *answer.body()],
         notes=[none.asked] if none.asked else [],
         command=command,
@@ -293,15 +263,14 @@ def _nearest(near: PlayedOption, option: str) -> str:
     found = near.candidate.evidence
     run = f"{_run(c)} serves at least {_rate(c.per_s)} requests/s"
     loss = "" if found.kind == "lossless" else f"; {phrase_loss(found)}"
-    margin = (
-        MARGIN if option.startswith(("--ttft", "--tpot")) and near.carried.asked.sure > 0.5 else ""
-    )
+    of_target = option.startswith(("--ttft", "--tpot")) and c.asked.sure > 0.5
+    margin = MARGIN if of_target else ""
     return f"Nearest plan, with {option}{margin}: {run}, {', '.join(times)}{loss}."
 
 
 def _answer(plan: ServicePlan) -> Answer:
     c, found = plan.choice.carried, plan.choice.candidate.evidence
-    d, technique, money = c.deployment, label(c.technique), [_money(plan)]
+    d, technique, money = c.deployment, names.label(c.technique), [_money(plan)]
     exact = f"Without the error margin: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
@@ -372,7 +341,7 @@ def _run(found: Carried) -> str:
     many = f"{found.replicas} replicas, each " if found.replicas > 1 else ""
     layout = f" ({spread})" if spread else ""
     where = f"{many}{each}{d.hardware.name}{layout} with {d.weights} weights"
-    return f"{phrase_technique(found.technique)} on {where}"
+    return f"{names.phrase_technique(found.technique)} on {where}"
 
 
 def _rate(per_s: float | None) -> str:
@@ -453,12 +422,11 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             f"it much; more or faster GPUs{larger} would."
         )
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
-        some = [
-            differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]
-        ]
+        chosen, shown = plan.choice.carried.deployment, plan.missing[:MAX_MISSING]
+        some = [phrases.differing_options(chosen, d) for d in shown]
         more = len(plan.missing) - MAX_MISSING
         some += [f"{more} more"] if more > 0 else []
-        yield f"No plan meets the targets with {join_words(some, 'or')}."
+        yield f"No plan meets the targets with {names.join_words(some, 'or')}."
 
 
 def _by_target(told: str) -> str:
@@ -475,7 +443,8 @@ def _how_to_run(chosen: PlayedOption) -> Iterator[str]:
     asked = chosen.candidate.question.admission.engine
     engine = asked if asked in able else able[0]
     served, many = serve_choice(chosen), chosen.carried.replicas
-    yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
+    stack = chosen.carried.deployment.stack.name
+    yield from phrases.describe_command(engine, served, stack, many)
     yield _describe_concurrency(chosen)
 
 
@@ -501,7 +470,7 @@ def _describe_concurrency(chosen: PlayedOption) -> str:
     fit = ""
     if room.tokens:
         fit = f"; {_rate(room.concurrency)} of mean length fit in the KV cache "
-        fit += f"({describe_pool(room, c.deployment.dp)})"
+        fit += f"({phrases.describe_pool(room, c.deployment.dp)})"
     given = f"; --batch {asked} allows no more than {asked}" if asked is not None else ""
     return (
         f"Requests at once{each}: {_rate(c.running)} in prefill or decode on average{fit}{given}."
@@ -556,7 +525,7 @@ def list_unused(
         known, needed = _loss(q.weights_evidence), needed_option(q.weights_evidence)
         yield f"{q.deployment.weights} weights ({known}; {needed} admits them)"
     elif narrower and len(formats) == 1 and not advised:
-        yield f"{join_words(narrower, 'or')} weights (--weights auto compares them)"
+        yield f"{names.join_words(narrower, 'or')} weights (--weights auto compares them)"
 
 
 def _settings(c: Carried) -> Row:
@@ -574,9 +543,9 @@ def _figures(c: Carried) -> Row:
     """What is carried, under contract names."""
     usd = c.usd_per_request
     return {
-        **technique_fields(c.technique),
+        **names.technique_fields(c.technique),
         "gpu": c.deployment.hardware.name,
-        **ranks(c.deployment),
+        **names.ranks(c.deployment),
         "weights": c.deployment.weights,
         **_settings(c),
         "requests_per_s": number(c.per_s),
@@ -628,7 +597,7 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         extra += 1
     for a in plan.alternatives[: MAX_ALTERNATIVES - extra]:
         needs, d = a.option.candidate.needs, a.option.carried.deployment
-        where = differing_options(chosen, d)
+        where = phrases.differing_options(chosen, d)
         told = f"{where}: {a.reason}" if where else a.reason
         as_many = a.option.carried.gpus == plan.choice.carried.gpus
         if as_many and d.parallelism != chosen.parallelism:
@@ -651,7 +620,7 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
 def _describe_layout(plan: ServicePlan, other: PlayedOption) -> str:
     """Another division of as many GPUs, and how it compares."""
     c = other.carried
-    where = differing_options(plan.choice.carried.deployment, c.deployment)
+    where = phrases.differing_options(plan.choice.carried.deployment, c.deployment)
     if c.replicas > 1:
         where = f"{c.replicas} replicas with {c.deployment.parallelism.words() or 'a GPU each'}"
     return f"{where}: {compare_options(plan.question, plan.choice, other)}"
@@ -670,19 +639,15 @@ def _row(option: PlayedOption, standing: str, reason: str) -> Row:
         "standing": standing,
         **_figures(option.carried),
         "engines": able,
-        "quality": quality(found),
+        "quality": phrases.quality(found),
         "reason": f"{reason}; {runs}" if reason and not able else reason or f"{loss}; {runs}",
     }
 
 
 def _time_columns() -> list[Column]:
     """Medians and 90th percentiles of both times."""
-    ranks = {"p50": 2, "p90": 1}
-    return [
-        quantity_column(key, rank, part)
-        for key in ("ttft_s", "tpot_s")
-        for part, rank in ranks.items()
-    ]
+    parts, keys = (("p50", 2), ("p90", 1)), ("ttft_s", "tpot_s")
+    return [quantity_column(key, rank, part) for key in keys for part, rank in parts]
 
 
 def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
@@ -699,14 +664,14 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
         Column("running", "running", _rate, 5),  # which the answer states for the choice
         *(quantity_columns(usd_per_million_tokens=3) if at else []),
     ]
-    return Table(
-        columns,
-        rows,
-        below=lambda row: "; ".join(
-            filter(None, [_write_settings(row), at if row["standing"] == "choice" else ""])
-        ),
-        marked=lambda row: row["standing"] == "choice",
-    )
+
+    def is_choice(row: Row) -> bool:
+        return bool(row["standing"] == "choice")
+
+    def write_below(row: Row) -> str:
+        return "; ".join(filter(None, [_write_settings(row), at if is_choice(row) else ""]))
+
+    return Table(columns, rows, below=write_below, marked=is_choice)
 
 
 def _price(plan: ServicePlan) -> str:
@@ -721,5 +686,5 @@ def _price(plan: ServicePlan) -> str:
 
 def _write_settings(row: Row) -> str:
     """Settings and the reason of a row."""
-    words = [f"{k}={v}" for k, v in chosen_settings(row["technique"], row["params"]).items()]
+    words = [f"{k}={v}" for k, v in names.chosen_settings(row["technique"], row["params"]).items()]
     return "; ".join(filter(None, [", ".join(words), row["reason"]]))

@@ -104,21 +104,17 @@ def to_markdown(result: Result[list[Score]]) -> str:
 
 def _markdown(table: Table) -> str:
     heads = [column.heading for column in table.columns]
-    lines = [
-        heads,
-        ["---"] * len(heads),
-        *([c.show(row) for c in table.columns] for row in table.rows),
-    ]
+    cells = ([column.show(row) for column in table.columns] for row in table.rows)
+    lines = [heads, ["---"] * len(heads), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _row(row: PublishedRow, predicted: float) -> Row:
-    names = "paper", "table", "model", "hardware", "stack"
+    names = "paper", "table", "model", "hardware", "stack", "settings"
     sizes = "batch", "prompt", "generate", "metric", "use", "published"
+    known = {name: getattr(row, name) for name in (*names, *sizes)}
     return {
-        **{name: getattr(row, name) for name in names},
-        "technique": row.settings,
-        **{name: getattr(row, name) for name in sizes},
+        **{name.replace("settings", "technique"): value for name, value in known.items()},
         "predicted": number(predicted),
         "error": number(error(row, predicted)),
         "basis": basis(row.deployment())["kind"],
@@ -127,22 +123,17 @@ def _row(row: PublishedRow, predicted: float) -> Row:
 
 
 def _plain_score(s: Score) -> Row:
-    pairs = ("fitted", "held_out", "with_anomalies")
-    plain = {k: v for k, v in asdict(s).items() if k not in pairs}
-    for name in pairs:
-        mean, worst = getattr(s, name)
+    plain = asdict(s)
+    for name in ("fitted", "held_out", "with_anomalies"):
+        mean, worst = plain.pop(name)
         plain |= {f"{name}_mean": number(mean), f"{name}_worst": number(worst)}
     return plain | {"skill": number(s.skill)}
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
 
 
 def _pair(mean: float | None, worst: float | None) -> str:
     if mean is None or worst is None or mean != mean:
         return units.DASH
-    return f"{_percent(mean)} / {_percent(worst)}"
+    return f"{100 * mean:.1f} / {100 * worst:.1f}"
 
 
 def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
@@ -191,10 +182,8 @@ def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     for use, said in (("check", "held-out rows"), ("fit", "fitted rows")):
         if errors[use]:
             mean, worst = sum(errors[use]) / len(errors[use]), max(errors[use])
-            told.append(
-                f"On {len(errors[use])} {said}, the mean error is {units.percent(mean)} and the "
-                f"largest {units.percent(worst)}."
-            )
+            both = f"{units.percent(mean)} and the largest {units.percent(worst)}"
+            told.append(f"On {len(errors[use])} {said}, the mean error is {both}.")
     cards = ", ".join(sorted({r.hardware for r in rows}))
     odd = f"{len(errors['anomaly'])} rows contradict themselves or other rows and are excluded."
     wanted = [f"GPUs: {cards}.", odd if errors["anomaly"] else ""]

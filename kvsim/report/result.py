@@ -1,7 +1,6 @@
 """The result of a command: printed on the terminal, as JSON, as an HTML page or a data frame."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -383,18 +382,7 @@ class Result(Generic[Found]):
         """Return the result as an HTML page."""
         from kvsim.report.page import render_page
 
-        return render_page(
-            self.figures(),
-            self.grid,
-            title=self.title,
-            answer=self.answer,
-            tables=self.tables,
-            details=self.details,
-            notes=self.remarks,
-            pastes=self.pastes,
-            command=self.command,
-            foot=[f"kvsim {__version__}, {date.today().isoformat()}", *self.foot],
-        )
+        return render_page(self)
 
     def write(self, path: str | Path) -> None:
         """Write the result as an HTML page; after an error no partial file is left.

@@ -21,6 +21,7 @@ from kvsim.validate.session.work import profile_of
 COMPILED_LINE = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
 RATE_UNITS = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
 RATE_TITLES = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
+LARGEST_GAP = "largest difference of a decode op"
 TIME_KEYS = ("ttft_s", "tpot_s")
 NEAR = 0.05
 """Difference of two techniques' times below which their order says nothing."""
@@ -124,8 +125,7 @@ def describe_errors(state: SessionState, units: Sequence[Unit]) -> str:
     said = []
     for key in TIME_KEYS:
         off = [abs(_error(m)) for _, one, _ in timed for m in one["measured"] if m["name"] == key]
-        quantiles = np.quantile(off, (0.5, 0.9)).tolist()
-        middle, most = (format_number(100 * n, 2) for n in quantiles)
+        middle, most = (format_number(float(100 * np.quantile(off, q)), 2) for q in (0.5, 0.9))
         said.append(f"{key[:4].upper()} {middle} % (median) and {most} % (90th percentile)")
     techniques = {name.partition(":")[0] for name, _, _ in timed}
     models = {_model(point["model"], point["layers"]) for point in found.values()}
@@ -217,10 +217,11 @@ def _summarize_step(name: str, result: Row) -> str:
 
 def _ceilings(found: Found) -> Table:
     rows = []
-    ceilings = found.get("ceilings", {})
-    for key, value in ((key, ceilings[key]) for key in ceilings if key.endswith("_per_s")):
-        name, scale, unit = RATE_UNITS.get(key) or (RATE_TITLES[key.partition("_")[0]], 1e9, "GB/s")
-        rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
+    for key, value in found.get("ceilings", {}).items():
+        if key.endswith("_per_s"):
+            usual = RATE_TITLES.get(key.partition("_")[0], ""), 1e9, "GB/s"
+            name, scale, unit = RATE_UNITS.get(key, usual)
+            rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
     return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")
 
 
@@ -274,16 +275,8 @@ def _times(found: Found) -> Table:
             m = by_name[key]
             cells += [rounded(1e3 * m["measured"], 3), f"{100 * _error(m):+.1f}"]
         rows.append([*cells, _largest_difference(one["measured"])])
-    heads = (
-        "technique",
-        "model, batch x prompt",
-        "rounds",
-        "TTFT ms",
-        "predicted %",
-        "TPOT ms",
-        "predicted %",
-        "largest difference of a decode op",
-    )
+    heads = ["technique", "model, batch x prompt", "rounds"]
+    heads += ["TTFT ms", "predicted %", "TPOT ms", "predicted %", LARGEST_GAP]
     return cells_table(heads, rows, 3, "", "Times, and how far predictions are off")
 
 
@@ -304,15 +297,8 @@ def _techniques(found: Found) -> Table:
             continue
         predicted, measured = (_tpot(full)[key] / mine[key] for key in SIDES)
         rows.append([*cells, f"{predicted:.2f} / {measured:.2f}", _change(predicted, measured)])
-    heads = (
-        "technique",
-        "predicted ms",
-        "measured ms",
-        "off %",
-        "largest difference of a decode op",
-        "times full's speed, both",
-        "what it changes",
-    )
+    heads = ["technique", "predicted ms", "measured ms", "off %", LARGEST_GAP]
+    heads += ["times full's speed, both", "what it changes"]
     return cells_table(heads, rows, 1, "", "Techniques per token, at their longest prompts")
 
 
@@ -330,11 +316,9 @@ def _change(predicted: float, measured: float) -> str:
         return "no faster than full: use it to save memory only"
     if (predicted > 1) == (measured > 1):
         return "nothing"
-    return (
-        "a plan would choose it, and full is faster"
-        if predicted > 1
-        else ("a plan would omit it, and it is faster than full")
-    )
+    if predicted > 1:
+        return "a plan would choose it, and full is faster"
+    return "a plan would omit it, and it is faster than full"
 
 
 def _timed(found: Found) -> Iterator[tuple[str, Row, str]]:
@@ -363,14 +347,14 @@ def _largest_difference(measured: Sequence[Row]) -> str:
 
 def _order(found: Found) -> str:
     """Tell how far predictions of TPOT are off, and whether they order techniques rightly."""
-    points: dict[str, list[tuple[float, float, str]]] = {}
-    for name, one, where in _timed(found):
-        (m,) = (m for m in one["measured"] if m["name"] == "tpot_s")
-        points.setdefault(where, []).append((m["measured"], m["predicted"], name))
+    points: dict[str, list[tuple[float, float]]] = {}
+    for _, one, where in _timed(found):
+        m = _tpot(one)
+        points.setdefault(where, []).append((m["measured"], m["predicted"]))
     every = [one for some in points.values() for one in some]
     if not every:
         return ""
-    off = median(abs(predicted / measured - 1) for measured, predicted, _ in every)
+    off = median(abs(predicted / measured - 1) for measured, predicted in every)
     pairs = [
         (a[0] < b[0]) == (a[1] < b[1])
         for some in points.values()
@@ -390,17 +374,15 @@ def _cases(found: Found) -> Table:
     rows = []
     for name, result in found.items():
         for case in result.get("cases", ()) if name.startswith("kernels") else ():
-            what = {k: v for k, v in case.items() if k not in ("off", "passed")}
+            sizes = ", ".join(
+                f"{k.replace('kv_', 'KV ').replace('_', ' ')} {v}"
+                for k, v in case.items()
+                if k not in ("off", "passed")
+            )
             kept = "yes" if case["passed"] else "no"
-            rows.append([name.partition(" ")[2], _case(what), kept, f"{case['off']:.1e}"])
-    return cells_table(
-        ("kernel", "case", "agrees", "off by"), rows, 3, "", "Kernels and their twins"
-    )
-
-
-def _case(sizes: Mapping[str, object]) -> str:
-    """Sizes of a kernel's case in words."""
-    return ", ".join(f"{k.replace('kv_', 'KV ').replace('_', ' ')} {v}" for k, v in sizes.items())
+            rows.append([name.partition(" ")[2], sizes, kept, f"{case['off']:.1e}"])
+    heads = "kernel", "case", "agrees", "off by"
+    return cells_table(heads, rows, 3, "", "Kernels and their twins")
 
 
 def _compiled(found: Found) -> Table:
@@ -415,14 +397,9 @@ def _compiled(found: Found) -> Table:
 
 
 def _software(facts: Row) -> list[str]:
-    if not facts:
-        return []
-    known = {**facts.get("facts", {})}
-    said = [f"{key} {value}" for key, value in known.items()]
-    versions = [
-        f"{key} {facts[key]}" for key in ("torch", "cuda", "triton", "host") if key in facts
-    ]
-    return [", ".join([*said, *versions])]
+    versions = {key: facts[key] for key in ("torch", "cuda", "triton", "host") if key in facts}
+    said = [f"{key} {value}" for key, value in (facts.get("facts", {}) | versions).items()]
+    return [", ".join(said)] if facts else []
 
 
 def _percent(share: float) -> str:

@@ -42,6 +42,11 @@ from kvsim.techniques.released import engines_running
 from kvsim.traces.requests import CONDUCT, Requests
 from kvsim.version import __version__
 
+FIGURES_OF_BEST = (
+    *("technique", "ttft_s", "tpot_s", "output_tok_s", "goodput_per_s"),
+    *("good_share", "kv_peak_share", "usd_per_million_tokens"),
+)
+"""Fields of the best run that an answer repeats."""
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
 UTILISATION_NOTE = (
     "Percentages are averages over the run; memory, compute and link use are relative to the "
@@ -203,10 +208,7 @@ def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
 def _times_table(rows: Sequence[Row]) -> Table:
     """Make the table of each technique's times: the median and the 99th percentile."""
     varied = _varied_option(rows)
-    columns = [
-        *_case_columns(rows),
-        Column("done", "finished", units.integer, 4),
-    ]
+    columns = [*_case_columns(rows), Column("done", "finished", units.integer, 4)]
     gaps = 0 if varied == "max_tokens" else 3  # which smaller passes shorten
     ranked = {"ttft_s": 0, "tpot_s": 0, "gap_s": gaps, "queue_s": 2, "latency_s": 1}
     for key, rank in ranked.items():
@@ -314,9 +316,15 @@ def _write_answer(
     asked = {k.removesuffix("_s").upper(): t for k, t in rows[0]["targets"].items() if t}
     targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
-    arrivals = [_arrival_rate(own) for own in played] or [None] * len(rows)
+    arrivals: list[float | None] = [  # that of turns depends on the answers [1/s]
+        len(own) / own.duration if own.parent is None and own.duration > 0 else None
+        for own in played
+    ]
+    arrivals = arrivals or [None] * len(rows)
     if sought and "prefill_replicas" not in best["case"]:
-        ordered = _order_by_need(rows)
+        (key,) = best["case"]
+        ordered = sorted(rows, key=lambda row: float(row["case"][key]))
+        ordered = ordered[::-1] if key in ("req_s", "rate") else ordered  # what asks most first
         best = next((row for row in ordered if keeps_targets(row)), ordered[-1])
     full = next((row for row in rows if _name(row) == "full"), None)
     arrive = next((a for row, a in zip(rows, arrivals, strict=True) if row is best), None)
@@ -324,20 +332,17 @@ def _write_answer(
         over, where = _describe_overload(best, arrive), _describe_machines(best, deployment)
         told = _describe_sought(rows, best, where, trace, targets, over)
     elif _varied_option(rows):
-        told = _describe_cases(
-            rows, _describe_machines(best, deployment), trace, best, targets, arrivals
-        )
+        where = _describe_machines(best, deployment)
+        told = _describe_cases(rows, where, trace, best, targets, arrivals)
         if _varied_option(rows) not in ("rate", "req_s"):
             told = " ".join([*_describe_overload(best, arrive), told])
     else:
         needed = _needed(best, deployment, targets, arrive)
-        told = verdict(
-            [*needed, *_price_of_choice(best, deployment)],
-            _list_optional_sentences(rows, best, full),
-        )
+        needed += _price_of_choice(best, deployment)
+        told = verdict(needed, _list_optional_sentences(rows, best, full))
     return Answer(
         verdict=told,
-        figures=_figures(best),
+        figures={key: best[key] for key in FIGURES_OF_BEST},
         changes=list(_changes(best, deployment, targets, fleet)),
         evidence=evidence.list_measurements(deployment, _name(best)),
         assumed=[
@@ -366,19 +371,6 @@ def _name(row: Row) -> str:
 
 def _spoken(row: Row) -> str:
     return names.name_technique(parse(row["technique"]))
-
-
-def _figures(row: Row) -> Row:
-    times = "ttft_s", "tpot_s", "output_tok_s", "goodput_per_s"
-    others = "good_share", "kv_peak_share", "usd_per_million_tokens"
-    return {key: row[key] for key in ("technique", *times, *others)}
-
-
-def _arrival_rate(requests: Requests) -> float | None:
-    """Rate at which requests arrive; None where it depends on the answers. [1/s]"""
-    if requests.parent is not None or requests.duration <= 0:
-        return None
-    return len(requests) / requests.duration
 
 
 def _select_best(rows: Sequence[Row], targets: bool) -> Row:
@@ -633,15 +625,6 @@ def _share_within(row: Row) -> float:
     return float((row["good_share"] or 0.0) * row["requests"] / fitting) if fitting else 1.0
 
 
-def _order_by_need(rows: Sequence[Row]) -> list[Row]:
-    """The runs from the one that asks most of the machine, or is best, on."""
-    (key,) = rows[0]["case"]
-    if key == "prefill_replicas":
-        return sorted(rows, key=lambda row: -float(row["goodput_per_s"] or 0.0))
-    harder = -1 if key in ("req_s", "rate") else 1
-    return sorted(rows, key=lambda row: harder * float(row["case"][key]))
-
-
 def _describe_sought(
     rows: Sequence[Row], best: Row, where: str, trace: str, targets: str, over: Sequence[str]
 ) -> str:
@@ -668,21 +651,18 @@ def _describe_sought(
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
         return verdict([told, *over], [f"At {value}{unit}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
+    cache = f"with a host cache of at least {value} GiB" if value != "0" else "without a host cache"
     ways = {
         "rate": f"{where} {keep} {targets}{of} up to {value}x the rate of {trace}",
         "req_s": f"{where} {keep} {targets}{of} up to {value} requests/s",
         "replicas": f"{trace} needs at least {value} x {deployed} to meet {targets}{of}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
-        "host_cache": f"{where} {keep} {targets}{of} of {trace} "
-        + (
-            f"with a host cache of at least {value} GiB" if value != "0" else "without a host cache"
-        ),
+        "host_cache": f"{where} {keep} {targets}{of} of {trace} {cache}",
     }
     if key == "prefill_replicas":
         prefill, all_of = int(best["case"][key]), where.replace(" x ", " ", 1)
-        told = (
-            f"Run prefill on {prefill} of the {all_of} and decoding on {best['replicas'] - prefill}"
-        )
+        told = f"Run prefill on {prefill} of the {all_of} and decoding on "
+        told += f"{best['replicas'] - prefill}"
         met, _, times = measured(best).partition(", ")
         return verdict([f"{told}: {met} then meet {targets} for {trace}, {times}."])
     harder = [row for row in rows if not keeps_targets(row)]
@@ -700,10 +680,10 @@ def _describe_loads(
     most = max((row["request_per_s"] or 0.0 for row in some), default=0.0)
     told = []
     if late:
-        rates = _list_loads(some)
-        is_over = "are" if rows[0]["replicas"] > 1 else "is"
-        over = f"{where} {is_over} overloaded at {rates}: "
-        over += f"{'they complete' if is_over == 'are' else 'it completes'} at most "
+        is_over, does = "is", "it completes"
+        if rows[0]["replicas"] > 1:
+            is_over, does = "are", "they complete"
+        over = f"{where} {is_over} overloaded at {_list_loads(some)}: {does} at most "
         over += f"{units.rate(most)} requests/s"
         need = [_count_replicas(rows[i], arrivals[i], most) for i in late]
         known = [f"{n:,}" for n in need if n]
@@ -716,17 +696,9 @@ def _describe_loads(
         pool = units.size(rows[0]["kv_capacity_bytes"])
         holds = f"At {_list_loads(kept)}, {_spoken(rows[0])} on {where} needs up to {held}"
         told.append(f"{holds} of KV cache ({shares} of its {pool}).")
-    return " ".join(
-        filter(
-            None,
-            [
-                told[0] if late else "",
-                met,
-                *told[bool(late) :],
-                f"TTFT p99 at {_list_loads(rows)}: {_list(rows, _p99('ttft_s'))}.",
-            ],
-        )
-    )
+    times = f"TTFT p99 at {_list_loads(rows)}: {_list(rows, _p99('ttft_s'))}."
+    first = told[0] if late else ""
+    return " ".join(filter(None, [first, met, *told[bool(late) :], times]))
 
 
 def _list_loads(rows: Sequence[Row]) -> str:
@@ -750,10 +722,8 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
     else:
         start = f"no {kind}" if least["case"][key] == 0 else f"{_value(least)} GiB"
         gain = units.percent(1 - _ttft(enough) / _ttft(least))
-        told = (
-            f"A {kind} of {_value(enough)} GiB shortens mean TTFT by {gain} for {trace} on "
-            f"{where}, compared with {start}."
-        )
+        told = f"A {kind} of {_value(enough)} GiB shortens mean TTFT by {gain} for {trace} on "
+        told += f"{where}, compared with {start}."
         whole = _ttft(least) - _ttft(enough)
         half = next(r for r in ranked if _ttft(least) - _ttft(r) >= PARTIAL_GAIN * whole)
         if half is not enough:

@@ -159,14 +159,11 @@ def _grid_answer(
     times = f"TTFT {units.seconds(best['ttft_s'])}"
     if best["generate"] > 1:
         times += f", TPOT {units.seconds(best['tpot_s'])}"
+    said = f"{len(able)} of {points} points fit in memory on {deployment.hardware.name}."
+    fastest = f"Highest throughput: {name} at batch {best['batch']:,} with prompts of "
+    fastest += f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}."
     return Answer(
-        verdict(
-            [
-                f"{len(able)} of {points} points fit in memory on {deployment.hardware.name}.",
-                f"Highest throughput: {name} at batch {best['batch']:,} with prompts of "
-                f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}.",
-            ]
-        ),
+        verdict([said, fastest]),
         figures=best,
         evidence=evidence.list_measurements(deployment, name),
         assumed=evidence.list_assumptions(deployment.hardware, best["host_bytes"], ""),
@@ -246,16 +243,6 @@ def _lacks_kernel(technique: str, stack: str) -> bool:
     return bool(technique and parse(technique).needs_kernel(stack))
 
 
-def _summarize(store: ResultStore, spec: Spec) -> SweepSummary:
-    """Read a sweep's chunks, one at a time."""
-    from pyarrow.parquet import read_table
-
-    found = SweepSummary(spec)
-    for index in sorted(store.done):
-        found.add(read_table(chunk_path(store.folder, index)))
-    return found
-
-
 def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSummary]:
     """Make the report of a finished sweep.
 
@@ -268,7 +255,11 @@ def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSum
     command
         The command line of the sweep.
     """
-    found = _summarize(store, spec)
+    from pyarrow.parquet import read_table
+
+    found = SweepSummary(spec)
+    for index in sorted(store.done):  # one at a time
+        found.add(read_table(chunk_path(store.folder, index)))
     return Result(
         f"Sweep of {spec.points:,} points: {spec.kind}",
         _answer(found),
@@ -336,8 +327,7 @@ def _table(found: SweepSummary) -> Table:
     keys = [k for k in found.best[0] if k not in fixed and k not in ("fits", "reason")]
 
     def column(key: str) -> Column:
-        texts = any(isinstance(row[key], str) for row in found.best)
-        if texts:
+        if any(isinstance(row[key], str) for row in found.best):
             return text_column(_heading(key), lambda row: _format_value(key, row[key]))
         return Column(_heading(key), itemgetter(key), lambda x: _format_value(key, x))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
@@ -186,21 +187,19 @@ class Table:
             The columns to show, in order.
         """
         kept = list(self.columns)
-        while self._min_width(kept) > width and any(column.rank for column in kept):
+        while _total([*map(self._narrow, kept)]) > width and any(column.rank for column in kept):
             kept.remove(max(reversed(kept), key=lambda column: column.rank))
         return kept
-
-    def _min_width(self, columns: Sequence[Column]) -> int:
-        return sum(self._narrow(c) for c in columns) + len(COLUMN_GAP) * (len(columns) - 1)
 
     def _narrow(self, column: Column) -> int:
         """The least width of a column: nothing breaks but text, and that at spaces."""
         cells = [column.show(row) for row in self.rows]
-        if column.text:
-            longest = max(map(len, cells), default=0)
-            unbroken = max((len(word) for cell in cells for word in cell.split()), default=0)
-            return max(unbroken, min(longest, NARROWEST_TEXT), _unbroken(column.heading), 1)
-        return max([_unbroken(column.heading), 1, *map(len, cells)])
+        lengths = [1, *map(len, column.heading.split())]
+        if not column.text:
+            return max([*lengths, *map(len, cells)])
+        longest = max(map(len, cells), default=0)
+        words = [len(word) for cell in cells for word in cell.split()]
+        return max([*lengths, *words, min(longest, NARROWEST_TEXT)])
 
     def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
         """Render the table as text.
@@ -219,32 +218,29 @@ class Table:
         """
         columns = self.fit_columns(width)
         widths = self._widths(columns, width)
-        if sum(widths) + len(COLUMN_GAP) * (len(widths) - 1) > width:
+        if _total(widths) > width:
             return self._upright(columns, width)
-        heads = [wrap(c.heading, w) or [""] for c, w in zip(columns, widths, strict=True)]
-        tall = max(map(len, heads))
-        padded = [[""] * (tall - len(head)) + head for head in heads]
-        out = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
+        heads = [wrap(c.heading, w)[::-1] for c, w in zip(columns, widths, strict=True)]
+        parts = [*zip_longest(*heads, fillvalue="")] or [("",) * len(columns)]
+        out = [_line(part, columns, widths) for part in parts[::-1]]
         for row in self.rows:
             cells = [
-                (_wrap(c.show(row), w) or [""]) if c.text else [c.show(row)]
+                _wrap(c.show(row), w) if c.text else [c.show(row)]
                 for c, w in zip(columns, widths, strict=True)
             ]
-            tall = max(map(len, cells))
-            padded = [cell + [""] * (tall - len(cell)) for cell in cells]
-            said = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
+            parts = [*zip_longest(*cells, fillvalue="")] or [("",) * len(columns)]
+            said = [_line(part, columns, widths) for part in parts]
             out += [bold(line) for line in said] if self.marked(row) else said
             out += [f"    {line}" for line in _wrap(self.below(row), max(width - 4, 20))]
         left_out = [column.heading for column in self.columns if column not in columns]
         if left_out:
-            told = f"{OMITTED}: {', '.join(left_out)}."
-            out += _wrap(told, max(width, 20))
+            out += _wrap(f"{OMITTED}: {', '.join(left_out)}.", max(width, 20))
         return out
 
     def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
         """Text columns share what the others leave."""
         widths = [self._narrow(column) for column in columns]
-        spare = width - sum(widths) - len(COLUMN_GAP) * (len(columns) - 1)
+        spare = width - _total(widths)
         for i, column in enumerate(columns):
             if column.text and spare > 0:
                 wanted = max([len(column.heading), *(len(column.show(row)) for row in self.rows)])
@@ -263,8 +259,9 @@ class Table:
         return out[:-1]
 
 
-def _unbroken(heading: str) -> int:
-    return max(map(len, heading.split()), default=0)
+def _total(widths: Sequence[int]) -> int:
+    """Width of a line with columns of these widths."""
+    return sum(widths) + len(COLUMN_GAP) * (len(widths) - 1)
 
 
 def _wrap(text: str, width: int) -> list[str]:

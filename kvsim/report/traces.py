@@ -94,21 +94,17 @@ def _write_answer(row: Row) -> Answer:
     prompt, generate, reuse = (row[k] for k in ("prompt_tokens", "generate_tokens", "reuse"))
     shared = "It has no prefix blocks: prefix caching cannot be simulated."
     if reuse:
-        shared = (
-            f"With an unlimited cache {units.percent(reuse['token_share'])} of prompt tokens would "
-            f"be prefix hits."
-        )
+        share = units.percent(reuse["token_share"])
+        shared = f"With an unlimited cache {share} of prompt tokens would be prefix hits."
     rate = f"{units.rate(row['rate_rps'])} per second over {units.seconds(row['duration_s'])}"
+    rate = rate if row["duration_s"] else "all at once"
+    prompts, answers = (f"{x['mean']:,.0f}" for x in (prompt, generate))
+    lengths = (
+        f"Prompts have {prompts} tokens on average (p99 {prompt['p99']:,.0f}), answers {answers} "
+        f"(p99 {generate['p99']:,.0f})."
+    )
     return Answer(
-        verdict(
-            [
-                f"{row['trace']} has {row['requests']:,} requests"
-                + (f", {rate}." if row["duration_s"] else ", all at once."),
-                f"Prompts have {prompt['mean']:,.0f} tokens on average (p99 {prompt['p99']:,.0f}), "
-                f"answers {generate['mean']:,.0f} (p99 {generate['p99']:,.0f}).",
-                shared,
-            ]
-        ),
+        verdict([f"{row['trace']} has {row['requests']:,} requests, {rate}.", lengths, shared]),
         figures={k: row[k] for k in ("requests", "rate_rps", "duration_s")},
     )
 
@@ -150,14 +146,14 @@ def make_result(
 
 def _statistics_table(shown: list[Row]) -> Table:
     """Make the table of rate, burstiness and reuse, a column per trace."""
-    lines = [
-        [said, *(format_number(one[key]) for one in shown)] for key, said in STATISTICS.items()
-    ]
+    parts = [(STATISTICS, shown)]
     if all(one["reuse"] for one in shown):
-        lines += [
-            [said, *(format_number(one["reuse"][key]) for one in shown)]
-            for key, said in REUSE.items()
-        ]
+        parts.append((REUSE, [one["reuse"] for one in shown]))
+    lines = [
+        [said, *(format_number(one[key]) for one in rows)]
+        for names, rows in parts
+        for key, said in names.items()
+    ]
     return cells_table(["", "trace", *["like"] * (len(shown) - 1)], lines)
 
 

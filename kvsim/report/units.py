@@ -181,16 +181,15 @@ def usd(value: float) -> str:
     return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"
 
 
-def likelihood(share: float | None) -> str:
+@_dashed
+def likelihood(share: float) -> str:
     """Write a probability as a whole percentage, or as ``< 1 %`` or ``> 99 %`` near the ends.
 
     Parameters
     ----------
     share
-        Probability between 0 and 1; None, written as a dash, if it was not computed.
+        Probability between 0 and 1; None if it was not computed.
     """
-    if share is None:
-        return "-"
     return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 

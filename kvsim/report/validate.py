@@ -103,24 +103,14 @@ def _technique_fields(found: CheckedTechnique) -> Row:
         "logit_difference": number(found.logit_difference),
         "ops": [_op(line) for line in compared.lines],
         "buffers": [
-            {
-                "phase": buffer.phase,
-                "tier": buffer.tier,
-                "buffer": buffer.name,
-                "predicted_bytes": buffer.predicted,
-                "counted_bytes": buffer.counted,
-                **_judge(buffer),
-            }
-            for buffer in compared.buffers
+            {"phase": b.phase, "tier": b.tier, "buffer": b.name}
+            | {"predicted_bytes": b.predicted, "counted_bytes": b.counted}
+            | _judge(b)
+            for b in compared.buffers
         ],
         "measured": [
-            {
-                "phase": one.phase,
-                "op": one.op,
-                "stated_bytes": one.stated,
-                "measured_bytes": one.measured,
-                "reason": one.reason,
-            }
+            {"phase": one.phase, "op": one.op, "stated_bytes": one.stated}
+            | {"measured_bytes": one.measured, "reason": one.reason}
             for one in compared.measured
         ],
         "passed": found.passed,
@@ -128,18 +118,12 @@ def _technique_fields(found: CheckedTechnique) -> Row:
 
 
 def _op(line: Line) -> Row:
-    both = {"predicted": line.predicted, "counted": line.counted}
-    return {
-        "phase": line.phase,
-        "op": line.op,
-        **{f"{key}_flop": float(work.flops) for key, work in both.items()},
-        **{
-            f"{key}_bytes": {c: float(work.bytes.get(c, 0.0)) for c in CHANNELS}
-            for key, work in both.items()
-        },
-        "launches": int(line.counted.launches),
-        **_judge(line),
-    }
+    row: Row = {"phase": line.phase, "op": line.op}
+    both = {"predicted": line.predicted, "counted": line.counted}.items()
+    row |= {f"{key}_flop": float(work.flops) for key, work in both}
+    for key, work in both:
+        row[f"{key}_bytes"] = {c: float(work.bytes.get(c, 0.0)) for c in CHANNELS}
+    return row | {"launches": int(line.counted.launches), **_judge(line)}
 
 
 def _judge(item: Line | Buffer) -> Row:
@@ -201,29 +185,26 @@ def _write_answer(rows: Sequence[Row]) -> Answer:
 
 def _summary_table(rows: Sequence[Row], labels: Sequence[str]) -> Table:
     """Counts, tokens and logits, which are compared with full KV's, a line per technique."""
+
+    def write_counts(row: Row) -> str:
+        counts = _count_verdicts(row)
+        return ", ".join(f"{counts[v]} {v.removesuffix('S')}" for v in SHADES if counts[v])
+
+    def write_seen(measured: Sequence[Row]) -> str:
+        equal = sum(one["stated_bytes"] == one["measured_bytes"] for one in measured)
+        return f"{equal}/{len(measured)}" if measured else DASH
+
     columns = [
         text_column("technique", "label"),
         text_column("exact", lambda row: "yes" if row["exact"] else "no", 1),
-        text_column("counts", _write_counts),
+        text_column("counts", write_counts),
         text_column("", lambda row: "passed" if row["passed"] else "FAILED"),
         Column("tokens of full", "same_tokens", lambda share: f"{100 * share:.0f} %", 2),
         Column("logits off", "logit_difference", lambda x: DASH if x is None else f"{x:.1e}", 3),
-        Column("bytes seen", "measured", _write_measured, 4),
+        Column("bytes seen", "measured", write_seen, 4),
     ]
-    return Table(
-        columns, [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
-    )
-
-
-def _write_counts(row: Row) -> str:
-    counts = _count_verdicts(row)
-    return ", ".join(f"{counts[v]} {v.removesuffix('S')}" for v in SHADES if counts[v])
-
-
-def _write_measured(measured: Sequence[Row]) -> str:
-    """Of how many ops the bytes that were measured are those that the op names."""
-    equal = sum(one["stated_bytes"] == one["measured_bytes"] for one in measured)
-    return f"{equal}/{len(measured)}" if measured else DASH
+    named = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
+    return Table(columns, named)
 
 
 def _with_predicted(items: Sequence[Row], *sizes: str) -> Iterator[Row]:
@@ -289,8 +270,8 @@ def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:
     chart.figure.update_layout(legend_traceorder="normal")
     for verdict, (colour, pattern) in SHADES.items():
         look = {"color": colour, "pattern": {"shape": pattern}}
-        counts, name = [_count_verdicts(row)[verdict] for row in rows], verdict.lower()
-        name = name.removesuffix("s") if verdict == "DIFFERS" else name
+        counts = [_count_verdicts(row)[verdict] for row in rows]
+        name = verdict.removesuffix("S").lower()
         chart.bars(name, counts, labels, look, hovertemplate="%{x} counts<extra></extra>")
     return chart
 
@@ -326,16 +307,13 @@ def make_trace_result(trace: AttentionTrace) -> Result[AttentionTrace]:
             [f"k={p.k}, {p.bits}-bit keys", *_mean_and_least(p.pairs), *_mean_and_least(p.mass)]
             for p in trace.prefetch
         ]
-        found = ["of the oracle's pairs", "least layer", "of their mass", "least layer"]
-        blocks += [BLANK, cells_table(["prefetched by SpeCache", *found], rows)]
+        heads = ["prefetched by SpeCache", "of the oracle's pairs", "least layer"]
+        blocks += [BLANK, cells_table([*heads, "of their mass", "least layer"], rows)]
     if trace.saliency:
-        rows = [
-            [
-                f"{_percent(s.salient)} salient, {_percent(s.probe)} probes",
-                *_mean_and_least(s.overlap),
-            ]
-            for s in trace.saliency
-        ]
+        rows = []
+        for s in trace.saliency:
+            name = f"{_percent(s.salient)} salient, {_percent(s.probe)} probes"
+            rows.append([name, *_mean_and_least(s.overlap)])
         heads = ["ZipCache", "of the truly salient found", "least layer"]
         blocks += [BLANK, cells_table(heads, rows)]
     for drafted in trace.acceptance:
@@ -346,29 +324,22 @@ def make_trace_result(trace: AttentionTrace) -> Result[AttentionTrace]:
 
 
 def _loss(found: Quality, full: float) -> list[str]:
-    ratio = f"{format_number(found.perplexity / full)}x"
     facts = "" if found.found is None else _percent(found.found)
-    return [
-        _spaced(found.technique),
-        format_number(found.perplexity),
-        ratio,
-        format_number(found.kl, 2),
-        facts,
-    ]
+    ratio = f"{format_number(found.perplexity / full)}x"
+    numbers = [format_number(found.perplexity), ratio, format_number(found.kl, 2), facts]
+    return [found.technique.replace(",", ", "), *numbers]
 
 
 def _masses(top: TopK) -> list[list[str]]:
-    columns = list(zip(*top.mass, strict=True))
-    mean = [_percent(sum(column) / len(column)) for column in columns]
-    return [
-        ["mass, mean of layers", *mean],
-        ["least layer", *(_percent(min(column)) for column in columns)],
-    ]
+    both = [_mean_and_least(column) for column in zip(*top.mass, strict=True)]
+    mean, least = zip(*both, strict=True)
+    return [["mass, mean of layers", *mean], ["least layer", *least]]
 
 
 def _drafts(found: Acceptance) -> str:
     how = f"drawn at temperature {found.temperature:g}" if found.temperature else "greedy"
-    return f"{_spaced(found.technique)}: {how}, {found.rounds} or more rounds each"
+    name = found.technique.replace(",", ", ")
+    return f"{name}: {how}, {found.rounds} or more rounds each"
 
 
 def _rounds(found: Acceptance) -> list[list[str]]:
@@ -385,10 +356,6 @@ def _mean_and_least(shares: tuple[float, ...]) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _spaced(technique: str) -> str:
-    return technique.replace(",", ", ")
 
 
 @frozen
@@ -546,8 +513,8 @@ def make_plan_result(found: PlanRun) -> Result[PlanRun]:
             "expected": plan.loss,
             "low": plan.low,
             "high": plan.high,
-            "measured_relative_perplexity": None if loss is None else number(loss.relative),
-            "measured_kl_nat": None if loss is None else number(loss.divergence),
+            "measured_relative_perplexity": loss and number(loss.relative),
+            "measured_kl_nat": loss and number(loss.divergence),
             "holds": found.holds,
         },
         "times": [pick(m, "name", "predicted", "measured", "noise") for m in found.times],
@@ -583,9 +550,8 @@ def write_answer(found: PlanRun) -> Answer:
     faster = told.get("speedup")
     sentences = [_describe_loss(found)]
     if faster is not None:
-        beside = (
-            f"; the plan expects {times(faster.predicted)}" if isfinite(faster.predicted) else ""
-        )
+        known = isfinite(faster.predicted)
+        beside = f"; the plan expects {times(faster.predicted)}" if known else ""
         sentences.append(f"It decodes {times(faster.measured)} as fast as full KV here{beside}.")
     return Answer(
         verdict=paragraph(sentences),
@@ -607,7 +573,5 @@ def _describe_loss(found: PlanRun) -> str:
             f"{name} loses {measured}; the plan's evidence is another quantity "
             f"({found.plan.unit or 'none'}) and is not compared."
         )
-    held = "within" if found.holds else "ABOVE"
-    return (
-        f"{name} loses {measured}, {held} the {percent(found.plan.high)} that the plan allows for."
-    )
+    held = f"{'within' if found.holds else 'ABOVE'} the {percent(found.plan.high)}"
+    return f"{name} loses {measured}, {held} that the plan allows for."

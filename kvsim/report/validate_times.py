@@ -88,25 +88,15 @@ def times_fields(
     """
     return {
         "device": device,
-        "summary": {
-            key: value if isinstance(value, str) else _finite(value)
-            for key, value in vars(summary).items()
-        },
+        "summary": {k: v if isinstance(v, str) else _finite(v) for k, v in vars(summary).items()},
         "suspicious": list(suspicious),
         "left_out": [
-            {
-                "technique": str(m.technique),
-                "point": _name_point(m.model, m.layers, m.batch, m.prompt),
-                "reason": m.reason,
-            }
+            {"technique": str(m.technique), "point": _name_point(m), "reason": m.reason}
             for m in missing
         ],
         "points": [
             {
-                "model": c.model,
-                "layers": c.layers,
-                "batch": c.batch,
-                "prompt": c.prompt,
+                **{key: getattr(c, key) for key in ("model", "layers", "batch", "prompt")},
                 "technique": str(c.technique),
                 "rounds_replayed": c.eager is None,
                 "rounds_issued_because": c.eager,
@@ -120,10 +110,7 @@ def times_fields(
             for c in found
         ],
         "rounds": [
-            {
-                "technique": str(c.technique),
-                "point": _name_point(c.model, c.layers, c.batch, c.prompt),
-            }
+            {"technique": str(c.technique), "point": _name_point(c)}
             | {
                 key: [[s.stream, s.name, s.begin, s.end] for s in r.spans]
                 for key, r in zip(COMPARED_SIDES, c.rounds, strict=True)
@@ -133,8 +120,8 @@ def times_fields(
     }
 
 
-def _name_point(model: str, layers: int, batch: int, prompt: int) -> str:
-    return f"{model}, {layers} layers, {batch} x {prompt}"
+def _name_point(found: "Compared | SkippedPoint") -> str:
+    return f"{found.model}, {found.layers} layers, {found.batch} x {found.prompt}"
 
 
 def _measured_row(m: "Measured") -> Row:
@@ -198,7 +185,7 @@ def _op_table(points: Sequence[Row]) -> Table:
         {
             **m,
             "technique": p["technique"].partition(":")[0],
-            "point": _name_point(p["model"], p["layers"], p["batch"], p["prompt"]),
+            "point": f"{p['model']}, {p['layers']} layers, {p['batch']} x {p['prompt']}",
         }
         for p in points
         for m in p["ops"]
@@ -256,19 +243,15 @@ def _write_answer(answer: Row) -> Answer:
     """State how far times are off on this machine."""
     s = answer["summary"]
     clock = " by the compute thread's own clock" if s["clock"] == "thread" else ""
+    keys = "points", "median", "nine_in_ten", "noise", "wall_median"
+    off, most, noise = (units.percent(s[key]) for key in keys[1:4])
+    said = (
+        f"On {answer['device']}, {s['points']} predicted times are off by {off} at the "
+        f"median{clock}, 90th percentile at most {most}; the runs' own noise is {noise}."
+    )
     return Answer(
-        verdict(
-            [
-                f"On {answer['device']}, {s['points']} predicted times are off by "
-                f"{units.percent(s['median'])} at the median{clock}, 90th percentile at most "
-                f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
-                f"{units.percent(s['noise'])}."
-            ],
-            [_describe_order(s)],
-        ),
-        figures={
-            key: s[key] for key in ("points", "median", "nine_in_ten", "noise", "wall_median")
-        },
+        verdict([said], [_describe_order(s)]),
+        figures={key: s[key] for key in keys},
         left_out=[
             f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
         ],
@@ -292,9 +275,8 @@ def _describe_order(row: Row) -> str:
     order = f"{units.percent(row['same_order'])} of the pairs that differ have the predicted order"
     if row["same_winner"] is None:
         return f"No technique is measurably fastest at any point; {order}."
-    return (
-        f"The predicted winner wins at {units.percent(row['same_winner'])} of the points; {order}."
-    )
+    won = units.percent(row["same_winner"])
+    return f"The predicted winner wins at {won} of the points; {order}."
 
 
 def _draw_round(r: Row) -> Chart:

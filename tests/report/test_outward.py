@@ -14,8 +14,9 @@ from plotly.graph_objects import Figure, Scatter
 
 from kvsim.console import escape_controls
 from kvsim.report.answer import Answer
-from kvsim.report.page import render_page
+from kvsim.report.pictures import Chart
 from kvsim.report.predict import FORMULAS
+from kvsim.report.result import Result
 from tests.emit.test_quoting import names
 from tests.support.commands import run
 
@@ -78,8 +79,9 @@ def test_pages_show_names_as_text(tmp_path: Path, name: str) -> None:
 def test_pictures_and_titles_show_names_as_text() -> None:
     name = "a\x1b\b\u202e\U000e0041 </script> 😀"
     figure = Figure(Scatter(x=[1, 2], y=[1, 2], name=name))
-    answer = Answer(name)
-    page = render_page([(name, figure)], grid=json.dumps({"name": name}), title=name, answer=answer)
+    grid, chart = json.dumps({"name": name}), Chart(name)
+    chart.figure = figure
+    page = Result(name, Answer(name), {}, None, draw=lambda: [chart], grid=grid).html()
     assert_plain(page, name)
     assert page.count("</script>") == page.count("<script")
 
