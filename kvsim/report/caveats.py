@@ -11,6 +11,7 @@ import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
 from kvsim.errors import InputError
+from kvsim.evidence.ledger import WEIGHT_CLASSES
 from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
@@ -223,7 +224,25 @@ def _sentence(
     return (
         f"{ENGINE_TITLES[own]}'s {KERNEL_NAMES[name]} take {mine} of the {whole} of kernel time in "
         f"a {what}. Those of {ENGINE_TITLES[other]}, also measured on {card}, would take {theirs} "
-        f"(--stack {other})."
+        f"(--stack {other})." + _other_format(prediction, took[2])
+    )
+
+
+def _other_format(prediction: Prediction, whole: float) -> str:
+    """Name the weight format of as many bits that the same engine's kernels are faster with."""
+    d = prediction.deployment
+    bits = WEIGHT_CLASSES.get(d.weights)
+    times = {
+        name: sum(_seconds_by_class(prediction, replace(d, weights=name)).values())
+        for name, alike in WEIGHT_CLASSES.items()
+        if alike == bits == "8 bit"
+    }
+    best = min(times, key=lambda name: times[name], default=d.weights)
+    if times.get(best, whole) > whole / MIN_KERNEL_RATIO:
+        return ""
+    return (
+        f" With --weights {best}, for a checkpoint in that format, all kernels together would take "
+        f"{units.seconds(times[best])}."
     )
 
 
