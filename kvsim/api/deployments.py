@@ -320,10 +320,10 @@ def keep_fewest(
     most = deployment.model.layers
     if not fits(most):
         raise InputError(
-            f"--n-cpu-moe: with the experts of all {most} layers in host memory, the rest and a cache "
-            f"of {batch * (prompt + generate):,} tokens do not fit on {deployment.hardware.name}; "
-            "narrow --weights, add --n-gpu-layers, or shorten the longest request (--max-model-len, "
-            "--lengths equal)"
+            f"--n-cpu-moe: with the experts of all {most} layers in host memory, the rest and a "
+            f"cache of {batch * (prompt + generate):,} tokens do not fit on "
+            f"{deployment.hardware.name}; narrow --weights, add --n-gpu-layers, or shorten the "
+            "longest request (--max-model-len, --lengths equal)"
         )
     return _with_room(kept(bisect_left(range(most), True, key=fits)))
 

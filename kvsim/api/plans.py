@@ -35,7 +35,7 @@ from kvsim.planner.question import (
     Question,
     Workload,
 )
-from kvsim.planner.remedies import explain_choice, explain_no_service
+from kvsim.planner.remedies import explain_choice, explain_no_service, raise_defaults
 from kvsim.planner.service import ServicePlan, ServiceQuestion, ServiceSearch, plan_classes
 from kvsim.report.plan_service import make_result, serve_choice
 from kvsim.report.result import Result
@@ -125,6 +125,9 @@ def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[Servi
     # other prompts could be shorter than the cached prefix that they include
     by_mean = given.kind == "mean" and inputs.trace is None and not inputs.cached
     with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
+    if found is None and (eased := raise_defaults(question, inputs.given)) is not None:
+        search = ServiceSearch(eased)
+        found = search.solve()
     if found is None:
         raise explain_no_service(question, with_prompt)
     _note_experts(inputs, found.choice.carried.deployment)

@@ -5,7 +5,7 @@ these together, shorter prompts, less certainty. Of each kind the cheapest is na
 options that ask for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import product
 from math import floor, log10
@@ -46,6 +46,8 @@ from kvsim.techniques.released import FULL, engine_refusal, served_by
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 TIGHT = 1.25  # times what a request takes alone: a shorter target leaves no room for others
+RAISED = 2.0  # times what is reached at light load: defaults that were out of reach
+SLOWEST_READING = 1.0  # per token [s]
 TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
 WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
@@ -126,6 +128,37 @@ def explain_no_service(
         asked=describe_asked(question),
         nearest=None if nearest is None else nearest.option,
     )
+
+
+def raise_defaults(question: ServiceQuestion, given: Collection[str]) -> ServiceQuestion | None:
+    """Raise default targets that cannot be met even at light load, as with very long prompts.
+
+    Parameters
+    ----------
+    question
+        The question, of which nothing meets the targets.
+    given
+        Names of the targets that the user has set, which are kept.
+
+    Returns
+    -------
+    ServiceQuestion or None
+        The same question with defaults `RAISED` times what is reached at light load on the first
+        deployment that holds the model; None if no default is out of reach, or if tokens would come
+        more slowly than anybody reads.
+    """
+    times = (idle_times(question, where) for where in question.deployments)
+    least = next((found for found in times if found is not None), None)
+    if least is None:
+        return None
+    raised = {
+        name: round_up(RAISED * value)
+        for name, value in least.items()
+        if name not in given and getattr(question.asked, name) < value < np.inf
+    }
+    if not raised or raised.get("tpot", 0.0) > SLOWEST_READING:
+        return None
+    return replace(question, asked=replace(question.asked, **raised), raised=tuple(sorted(raised)))
 
 
 def describe_asked(question: ServiceQuestion) -> str:

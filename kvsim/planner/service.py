@@ -105,6 +105,8 @@ class ServiceQuestion:
         GPUs that all serve; 0: deployments are compared by what one GPU of them carries.
     research
         Whether what no engine runs may be chosen.
+    raised
+        Default targets that are longer than usual, as the usual ones are out of reach.
     """
 
     deployments: tuple[Question, ...]
@@ -114,6 +116,7 @@ class ServiceQuestion:
     tuned: tuple[str, ...] = ("max_tokens", "max_seqs")
     total_gpus: int = 0
     research: bool = False
+    raised: tuple[str, ...] = ()
 
     @property
     def objective(self) -> str:

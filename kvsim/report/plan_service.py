@@ -302,11 +302,12 @@ def _sentence(plan: ServicePlan) -> str:
     Of the ways to say it, the fullest that leaves room in the paragraph.
     """
     c, asked = plan.choice.carried, plan.question.asked
-    usual = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
+    usual, raised = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}, plan.question.raised
     own = {name for name, limit in usual.items() if getattr(asked, name) == limit}
     targets = [
         f"{name.upper()} {units.seconds(getattr(asked, name))}"
         + (" (default)" if own == {name} else "")
+        + (f" (default {units.seconds(usual[name])} is out of reach)" if name in raised else "")
         for name in usual
         if isfinite(getattr(asked, name))
     ]

@@ -109,6 +109,10 @@ def test_an_engine_command_is_pasted_as_one_line() -> None:
         ("--model llama3.1:8b --gpu h100 --engine ollama", "OLLAMA_NUM_PARALLEL="),
         ("--model qwen3-235b-a22b --gpu h200 --tp 4", "--ep 4: "),
         ("--model llama3.1-8b --gpu h100,l40s", "--gpu l40s: "),
+        (
+            "--model llama3.1-8b --gpu rtx3090 --weights int4 --prompt 64k --lengths equal",
+            "(default 2.00 s is out of reach)",
+        ),
     ],
 )
 def test_a_plan_tells_limits_and_what_it_left_out_on_one_screen(
