@@ -879,7 +879,7 @@ def longest_prompt(question: Question) -> PlanRemedy | None:
         return quick_plan(replace(question, workload=replace(w, prompt=prompt)))
 
     low, high, found = 0, w.prompt, None
-    while high - low > max(1, low // 20):
+    while high > 64 and high - low > max(1, low // 20):
         middle = max(1, (low + high) // 2 if low else high // 4)
         tried = plan(middle)
         low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
