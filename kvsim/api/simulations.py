@@ -306,7 +306,8 @@ def _write_capacity(inputs: Inputs, where: Deployment) -> str:
     given = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
     for key in given.keys() & {"rate", "hit_rate"}:  # of several, the most demanding
         hardest = max if key == "rate" else min
-        given[key] = hardest(str(given[key]).split(","), key=lambda x: parse_number(f"--{key}", x))
+        values = str(given[key]).split(",")  # --rate 4x is four times the trace's own
+        given[key] = hardest(values, key=lambda x: parse_number(f"--{key}", x.rstrip("x")))
     asked = {"model": inputs.model, "gpus": where.hardware.name, "weights": where.weights}
     return command_line("capacity", asked | given)
 

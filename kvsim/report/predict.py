@@ -56,7 +56,7 @@ from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
-BEYOND_SHARE = f"needs more than the {100 * ENGINE_SHARE:g} % of GPU memory that is usual"
+BEYOND_SHARE = "needs more GPU memory than engines use by default"
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
@@ -691,8 +691,8 @@ def _describe_grid(
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
     beyond_share = sum(map(_is_beyond_share, rows))
-    which = "all" if beyond_share == fits else f"{beyond_share}"
-    more = f", {which} of them only beyond {100 * ENGINE_SHARE:g} % of it"
+    which = "all" if beyond_share == fits else "some"
+    more = f", {which} of them only with more of it than engines use by default"
     told = f"{some} points fit in memory{more if beyond_share else ''}."
     first = told if beyond_share else ""  # before speeds that a server reaches only with more of it
     if not fits:

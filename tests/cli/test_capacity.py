@@ -211,7 +211,7 @@ def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
         (("--ttft", "2000"), "--ttft|unit"),
         (("--gpus", "8"), "--gpus: got '8'|how many|--max-gpus N"),
         (("--find", "rate"), "--find|--max-gpus"),
-        (("--find", "replicas", "--max-gpus", "2"), "--find replicas|by itself"),
+        (("--find", "replicas", "--max-gpus", "2"), "--find replicas|anyway"),
         (("--find", "host-cache", "--max-gpus", "2"), "--find host-cache|hash blocks"),
         (("--only", "full", "--without", "full"), "leave no technique"),
         (("--gpu-memory-utilization", "0.1"), "leave no KV cache"),

@@ -48,4 +48,4 @@ def test_evidence_of_other_settings_is_called_that() -> None:
     for setting, elsewhere in (("kivi:bits=4", True), ("kivi", False)):
         (found,) = kvsim.predict(*POINT, setting, batch=8).found
         (said,) = describe_quality([found])
-        assert ("measured with other settings" in said) == elsewhere, said
+        assert ("as measured with bits 2" in said) == elsewhere, said
