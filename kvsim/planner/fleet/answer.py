@@ -181,6 +181,12 @@ def make_capacity(
             found[label] = best if solver.keeps(best, rows[label]) else fleet
     at_sellers = _reprice(solver, asked, best)
     sure = solver.certainty(best, asked, chosen=True)
+    if asked.sure < question.sure:
+        unsure = (
+            "no fleet within the limits meets the targets with a probability of "
+            f"{100 * question.sure:g} %; this one reaches {100 * sure.likely['both']:.0f} %"
+        )
+        shortfall = f"{unsure}; {shortfall}" if shortfall else unsure
     at_load, most = dict[float, WhatIf](), sure.likely["both"]
     for x, case in cases.items():  # what carries more carries less, whatever days are drawn
         tried = _try(solver, best, case)
@@ -239,25 +245,20 @@ def _load_label(times: float) -> str:
 
 
 def _answer(solver: FleetSolver, asked: CapacityQuestion) -> tuple[CapacityQuestion, Fleet, str]:
-    """The fleet for a question, or for the nearest one that has an answer, and why that."""
+    """The fleet for a question, or for the nearest one that has an answer, and why less load."""
     if _nearest(solver, asked)[1].measure_excess(asked.targets).both > NEARLY:
         raise InfeasibleError(_describe_unreachable(solver, asked))
-    found, said = solver.solve(asked), list[str]()
+    found, shortfall = solver.solve(asked), ""
     if found is not None:
-        return asked, found, ""
+        return asked, found, shortfall
     free = replace(asked, limits=FleetLimits(), start_up=None)
     limited = asked.limits != free.limits
     if not limited or solver.solve(free) is None:
         less = _find_most(solver, free, "sure")
         if less is None:
             raise InfeasibleError(_describe_unreachable(solver, asked))
-        wanted, asked = asked.sure, replace(asked, sure=less[0].sure)
+        asked = replace(asked, sure=less[0].sure)
         found = solver.solve(asked)
-        reached = solver.certainty(found or less[1], asked, chosen=True).likely["both"]
-        said.append(
-            f"no fleet within the limits meets the targets with a probability of {100 * wanted:g} "
-            f"%; this one reaches {100 * reached:.0f} %"
-        )
     if found is None:
         part = _find_most(solver, asked, "load")
         if part is None:
@@ -268,8 +269,8 @@ def _answer(solver: FleetSolver, asked: CapacityQuestion) -> tuple[CapacityQuest
                 f"targets; loosen {' or '.join(names)}"
             )
         asked, found = part
-        said.append(f"the limits allow a fleet for {100 * asked.load:.0f} % of the trace's load")
-    return asked, found, "; ".join(said)
+        shortfall = f"the limits allow a fleet for {100 * asked.load:.0f} % of the trace's load"
+    return asked, found, shortfall
 
 
 def _find_most(
