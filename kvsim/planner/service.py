@@ -14,6 +14,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
+from kvsim.options import OPTION_RANGES
 from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.load import (
     IDLE,
@@ -67,7 +68,7 @@ SEQUENCES = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.0, 0.8)
 """Times the mean number that decode at once: limits of sequences that are tried for the choice."""
 ROUND_COUNTS = 32  # sequences, from which limits are multiples of 8, as people set them
 RIVALS_TUNED = 2  # deployments beside the best that are tuned: 1 and 4 choose alike in ten plans
-MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
+MOST_AT_ONCE = int(OPTION_RANGES["--max-seqs"].most)
 WORTH_SHOWING = 0.5  # of the objective: less is no alternative
 LARGER_CACHE = 4  # times the KV cache: what does not help then is not memory
 MATTERS = 0.05  # relative gain from a target a tenth looser, with which one twice as long is tried
@@ -432,9 +433,7 @@ class ServiceSearch:
         )
         batch, limits = c.question.workload.batch, c.question.limits
         if batch is not None and not seqs:
-            room = limits.gpu_memory, limits.host_memory
-            most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
-            rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
+            rules = replace(rules, max_seqs=min(batch, MOST_AT_ONCE))
         rules = rules.scale_to(c.deployment)
         costs = StepCosts.for_requests(
             c.technique, c.deployment, rules, self.q.load.requests, limits.gpu_memory

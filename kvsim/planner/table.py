@@ -307,16 +307,20 @@ def candidate_batches(
 
     Returns
     -------
-    In order; none where the technique cannot divide the batch that is asked for. [sequences]
+    In order; none where the technique cannot divide the batch that is asked for, which is a cap
+    where requests keep coming. [sequences]
     """
     workload, limits = question.workload, question.limits
-    parts = technique.tiles()
-    if workload.batch is not None:
-        return np.array([float(workload.batch)]) if workload.batch % parts == 0 else np.zeros(0)
+    asked, parts = workload.batch, technique.tiles()
+    if asked is not None and not workload.service:
+        return np.array([float(asked)]) if asked % parts == 0 else np.zeros(0)
     largest = [
         workload.largest(technique, question.deployment, size, limits.host_memory)
         for size in gpu or (limits.gpu_memory,)
     ]
+    if asked is not None:  # a service's cap: requests beyond what fits wait
+        able = np.concatenate([np.minimum(np.ravel(b), asked) for b in largest])
+        return distinct(able[able > 0] // parts * parts)
     top = max(float(np.max(b)) for b in largest)
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(BATCH_GROWTH) + 2)
     grid = np.ceil(parts * BATCH_GROWTH**steps / parts) * parts

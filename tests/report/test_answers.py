@@ -106,6 +106,7 @@ def test_an_engine_command_is_pasted_as_one_line() -> None:
     "options, expected",
     [
         ("--model llama3.1-8b --gpu h100 --batch 32", "--batch 32 allows no more than 32"),
+        ("--model qwen3-14b --gpu l40s --weights fp16 --batch 500", "--max-num-seqs 500 "),
         ("--model llama3.1:8b --gpu h100 --engine ollama", "OLLAMA_NUM_PARALLEL="),
         ("--model qwen3-235b-a22b --gpu h200 --tp 4", "--ep 4: "),
         ("--model llama3.1-8b --gpu h100,l40s", "--gpu l40s: "),
