@@ -39,9 +39,8 @@ from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
 from kvsim.serving.outcome import spread
-from kvsim.serving.records import MEMORIES, REFUSED
+from kvsim.serving.records import MEMORIES
 from kvsim.serving.servable import describe_left_out
-from kvsim.serving.simulate import Run
 
 LINE = 97  # of a command in several lines [characters]
 NO_BREAK = "\0"  # stands for a space within a word
@@ -853,7 +852,7 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
     """
     q, fleet = answer.question, answer.fleet
     mean, deployment = q.traffic.mean, q.rentable[0].deployment
-    tokens = sum(g.outcome.output_tokens for g in answer.played.groups)
+    tokens = sum(g.tokens for g in answer.played.groups)
     power = number(fleet.total("power"))
     return {
         "model": deployment.model.name,
@@ -912,7 +911,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
     fleet, played = answer.fleet, answer.played
     x = fleet.kinds[j]
     d, groups = x.costs.deployment, [g for g in played.groups if g.kind == j]
-    found = [(g.outcome.prefix_hits, len(g.outcome.run.requests)) for g in groups]
+    found = [(g.hits, g.requests) for g in groups]
     mine = played.kind == j
     asked = len(answer.question.traffic.requests)
     return {
@@ -934,23 +933,12 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
         "usd_per_hour": _paid(answer, j),
         "share_of_requests": float(mine.sum() / asked),
-        "busy_share": _mean([(g.outcome.busy_share, g.count) for g in groups]),
-        "most_running": max((_most_running(g.outcome.run) for g in groups), default=0),
+        "busy_share": _mean([(g.busy, g.count) for g in groups]),
+        "most_running": max((g.most_running for g in groups), default=0),
         "prefix_hit_share": _mean([(sum(hits.values()), n) for hits, n in found]),
         "prefix_hits": {name: _mean([(hits[name], n) for hits, n in found]) for name in MEMORIES},
         "simulated": _times_row(played, answer.targets, mine),
     }
-
-
-def _most_running(run: Run) -> int:
-    """Sequences that one replica held at once, at most."""
-    p, most = run.progress, 0
-    for r in range(run.replicas.size):
-        mine = (p.replica == r) & (p.status != REFUSED)
-        start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
-        held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")
-        most = max(most, int(held.max(initial=0)))
-    return most
 
 
 def _paid(answer: CapacityAnswer, j: int) -> float:
@@ -1188,6 +1176,6 @@ def price_per_million(answer: CapacityAnswer) -> float | None:
     float or None
         The price; None if nothing was generated. [USD]
     """
-    tokens = sum(g.outcome.output_tokens for g in answer.played.groups)
+    tokens = sum(g.tokens for g in answer.played.groups)
     hours = answer.played.duration / 3600
     return answer.fleet.cost * hours / tokens * 1e6 if tokens else None

@@ -1,6 +1,6 @@
 """A fleet plays traffic: which kind of replica serves which requests, and what they waited."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetT
 from kvsim.planner.fleet.offers import Configuration, count_replicas
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
-from kvsim.serving.simulate import simulate
+from kvsim.serving.records import REFUSED
+from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
 
 HUGE = 1e300  # stands for an infinite time [s]
@@ -93,13 +94,25 @@ class Replicas:
         Index of their configuration.
     count
         How many.
-    outcome
-        Of the simulation.
+    requests
+        How many they served or refused.
+    busy
+        Share of the time in which one computes, mean of all.
+    most_running
+        Sequences that one of them held at most.
+    hits
+        Share of the prompt tokens that were found in each memory.
+    tokens
+        Generated tokens.
     """
 
     kind: int
     count: int
-    outcome: Outcome
+    requests: int
+    busy: float
+    most_running: int
+    hits: Mapping[str, float]
+    tokens: int
 
 
 class Excess(NamedTuple):
@@ -255,7 +268,7 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
                 into[rows] = found * slowdown
             last = outcome.run.progress.last[~outcome.refused]
             end = max(end, float(last.max(initial=0.0) - faster.arrival[0]) * slowdown)
-            groups.append(Replicas(int(j), count, outcome))
+            groups.append(_summarize(int(j), count, outcome))
     ttft, tpot, latency = times
     return Played(ttft, tpot, latency, kind, tuple(groups), end, requests.prompt)
 
@@ -278,6 +291,30 @@ def serve(requests: Requests, configuration: Configuration, count: int) -> Outco
         return Outcome(simulate(requests, configuration.costs, count, route))
     pools = replace(one, prefill=count * one.prefill, decode=count * one.decode)
     return Outcome(simulate_pools(requests, configuration.costs, pools, route))
+
+
+def _summarize(kind: int, count: int, outcome: Outcome) -> Replicas:
+    """What is reported of a set of replicas; the simulation itself is too large to keep."""
+    return Replicas(
+        kind=kind,
+        count=count,
+        requests=len(outcome.run.requests),
+        busy=outcome.busy_share,
+        most_running=_most_running(outcome.run),
+        hits=outcome.prefix_hits,
+        tokens=outcome.output_tokens,
+    )
+
+
+def _most_running(run: Run) -> int:
+    """Sequences that one replica held at once, at most."""
+    p, most = run.progress, 0
+    for r in range(run.replicas.size):
+        mine = (p.replica == r) & (p.status != REFUSED)
+        start, end = np.sort(p.started[mine]), np.sort(p.last[mine])
+        held = np.arange(1, start.size + 1) - np.searchsorted(end, start, side="right")
+        most = max(most, int(held.max(initial=0)))
+    return most
 
 
 def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
