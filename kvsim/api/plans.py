@@ -111,10 +111,11 @@ def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[Servi
         for d in deployments
     )
     limits, tokens = questions[0].limits, inputs.max_tokens
+    sure = max(inputs.sure, 0.5)  # with 0, as with 0.5, predictions are taken to be exact
     question = ServiceQuestion(
         questions,
         load,
-        ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, inputs.sure),
+        ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, sure),
         Rules(max_seqs=inputs.max_seqs or 0, max_tokens=tokens or 0, max_model_len=most),
         tuned=tuple(x for x in ("max_tokens", "max_seqs") if x not in inputs.given),
         total_gpus=inputs.total_gpus or 0,

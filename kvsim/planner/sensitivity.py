@@ -882,10 +882,14 @@ def longest_prompt(question: Question) -> PlanRemedy | None:
     while high > 64 and high - low > max(1, low // 20):
         middle = max(1, (low + high) // 2 if low else high // 4)
         tried = plan(middle)
-        low, high, found = (low, middle, found) if tried is None else (middle, high, tried)
+        if tried is None:
+            high = middle
+        else:
+            low, found = middle, tried
     if found is None or high <= 64:
         return None
     step = 10 ** int(np.log10(max(low / 20, 1)))
     shorter = plan(low - low % step) if low % step else None
-    low, found = (low, found) if shorter is None else (low - low % step, shorter)
+    if shorter is not None:
+        low, found = low - low % step, shorter
     return PlanRemedy({"prompt": str(low)}, "a shorter prompt", found)

@@ -206,7 +206,8 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
         most = min(most, int(room.concurrency))  # as many as an engine runs at once
     if 0 < most < batch:
         yield Remedy(f"--batch {most}", replace(prediction, batch=np.array([float(most)])))
-    prompt = longest_prompt(prediction.technique, d, batch, prediction.generate)
+    prompt = longest_prompt(prediction.technique, d, batch, prediction.generate, usual_share(d))
+    prompt = min(prompt, d.model.max_context - prediction.generate)
     if 0 < prompt < prediction.prompt:
         yield Remedy(f"--prompt {prompt}", replace(prediction, prompt=prompt))
     for kind, values in (("weights", ADVISED_WEIGHTS), ("tp", ADVISED_GPUS)):

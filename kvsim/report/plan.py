@@ -436,7 +436,9 @@ def _left_out(plan: ChosenPlan) -> Iterator[str]:
     drafted = any(
         p.technique.drafts for p in (plan.choice, *(a.prediction for a in plan.alternatives))
     )
+    others = [*(p.deployment for p in plan.others), *plan.impossible]
     told = any("weights" in advice.changes for advice in plan.advice)
+    told |= any(other.weights != d.weights for other in others)
     yield from list_unused(asked, d, drafted, [plan.question, *plan.too_lossy], told)
 
 

@@ -511,7 +511,7 @@ def list_unused(
     questions
         The deployments that were asked for.
     advised
-        Whether narrower weights are shown.
+        Whether other weights are shown.
     """
     drafting = [t for t in asked.candidates() if t.name in DRAFTERS and t.name in ENGINES["vllm"]]
     if drafting and not drafted:

@@ -13,7 +13,7 @@ from kvsim.prediction import breakeven
 from kvsim.prediction.breakeven import BreakEven, break_even_acceptance, break_evens, linked
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, tier_bytes
-from kvsim.prediction.pool import longest_prompt, pool, remedies
+from kvsim.prediction.pool import longest_prompt, pool, remedies, usual_share
 from kvsim.techniques import parse
 
 FULL = parse("full")
@@ -143,6 +143,12 @@ def test_no_prompt_fits_where_weights_do_not_and_a_prompt_of_one_may() -> None:
     assert longest_prompt(FULL, d, most, 32) >= 1
     assert longest_prompt(FULL, d, most, 32) < 8
     assert longest_prompt(FULL, d, 40 * most, 32) == 0
+
+
+def test_a_shorter_prompt_is_the_longest_that_an_engine_has_room_for() -> None:
+    d = where("rtx3090", "qwen3-8b")
+    options = [remedy.option for remedy in remedies(predicted("full", d, 1, 1_000_000))]
+    assert f"--prompt {longest_prompt(FULL, d, 1, 32, usual_share(d))}" in options
 
 
 def test_host_memory_counts_for_all_gpus_of_a_replica() -> None:
