@@ -59,6 +59,7 @@ TUNED_REQUESTS = 2_000_000  # that are played with other budgets, for all questi
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 LARGER_PASSES = 2.0  # times its target of TTFT, up to which it is played with the largest passes
 SCHEDULED_KINDS = 3  # that a schedule is made of
+MOST_IN_WINDOW = 1024  # replicas that are tried for one window
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
 LIGHT = 8  # times the replicas that are always busy: what waiting leaves
 FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with hardly any load
@@ -688,7 +689,7 @@ class FleetSolver:
                 self.plays += 1
                 return play(part, one).meets(asked.targets)
 
-            most, high = len(part.requests), 1
+            most, high = min(len(part.requests), MOST_IN_WINDOW), 1
             while most and not keeps(high) and high < most:
                 high *= 2
             low = high // 2 + 1
