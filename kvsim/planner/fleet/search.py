@@ -636,10 +636,8 @@ class FleetSolver:
                     heappush(queue, (busy, place))
                 continue
             self.tell(f"{count_replicas(n, x.name)} together with {y.name}")
-            low = next(
-                m for m in range(most) if m + 1 == most or _utilisation(needs, n, m + 1) <= 1
-            )
-            best = self._find_fewest(pair, low, most, True, asked) or best
+            fewest = next(m for m in range(1, most + 1) if _utilisation(needs, n, m) <= 1)
+            best = self._find_fewest(pair, fewest - 1, most, True, asked) or best
         self._pairable -= (self.plays - self._tuning - before) * each
         return best
 
