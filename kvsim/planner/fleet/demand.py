@@ -6,6 +6,7 @@ classes in the windows; the simulation plays the requests themselves.
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ class Traffic:
     reuse: Array
     hours: Array
 
-    @property
+    @cached_property
     def rate(self) -> Array:
         """Requests per second by window and class. (w, c) [1/s]"""
         shape = len(self.hours), self.classes
@@ -151,7 +152,7 @@ class Traffic:
         count = np.bincount(place, minlength=shape[0] * shape[1]).reshape(shape)
         return np.asarray(count / (3600 * self.hours[:, None]))
 
-    @property
+    @cached_property
     def mean(self) -> Array:
         """Requests per second by class, over all windows. (c,) [1/s]"""
         return np.asarray(self.hours @ self.rate / self.hours.sum())
