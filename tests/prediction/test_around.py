@@ -146,8 +146,9 @@ def test_no_prompt_fits_where_weights_do_not_and_a_prompt_of_one_may() -> None:
 
 
 def test_a_shorter_prompt_is_the_longest_that_an_engine_has_room_for() -> None:
-    d = where("rtx3090", "qwen3-8b")
+    d = replace(where("rtx3090", "llama3.1-8b"), stack=load_stack("vllm@a40"))
     options = [remedy.option for remedy in remedies(predicted("full", d, 1, 1_000_000))]
+    assert usual_share(d) < 1
     assert f"--prompt {longest_prompt(FULL, d, 1, 32, usual_share(d))}" in options
 
 
