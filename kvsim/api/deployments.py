@@ -82,7 +82,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
 
     hardware = load_hardware(value("gpu", None))
     if value("host", None) is not None:
-        hardware = with_host(hardware, inputs.host)
+        hardware = with_host(hardware, value("host", None))
     if (rate := value("host_bandwidth", None)) is not None:
         given = {**hardware.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
         links = {**hardware.links, "dram": Link(rate)}

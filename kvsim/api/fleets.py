@@ -46,7 +46,8 @@ POOL_HOST_SHARE = 0.25
 def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     """Find the cheapest combination of GPUs that serves a trace within latency targets.
 
-    Candidate fleets come from a mixed-integer programme and are simulated before one is chosen.
+    Fleets are simulated in order of their cost, the cheapest that could do first; with ``schedule``
+    a mixed-integer programme proposes them.
 
     Returns
     -------

@@ -428,8 +428,8 @@ def _repeated_passes(
 def _packed_passes(deployment: Deployment) -> float:
     """Return the number of passes over a packed cache, whose repeated heads are wider.
 
-    If KV heads are repeated, all passes but the first, that of the concatenation, read the wider
-    copy, and one pass writes it.
+    If KV heads are repeated, one pass reads the packed cache for the concatenation, one reads it
+    again and writes the wider copy, and the others read that copy.
     """
     passes, wider = deployment.stack.packed_cache.passes, deployment.shard.queries_per_kv
     if not deployment.stack.packed_cache.repeat_kv or wider == 1:

@@ -406,7 +406,7 @@ class PreparedStep:
         return [len([*same]) for _, same in groupby(block, key=id)]
 
     def _timed(self, layer: tuple[Op, ...]) -> list[Timed]:
-        """Return a layer's ops in order, with consecutive ones joined."""
+        """Return a layer's ops in order, those joined between which nothing else can run."""
         found: list[Timed] = []
         for op in layer:
             if id(op) not in self._times:

@@ -158,7 +158,7 @@ def raise_defaults(question: ServiceQuestion, given: Collection[str]) -> Service
     }
     if not raised or raised.get("tpot", 0.0) > SLOWEST_READING:
         return None
-    return replace(question, asked=replace(question.asked, **raised), raised=tuple(sorted(raised)))
+    return replace(question.under(**raised), raised=tuple(sorted(raised)))
 
 
 def describe_asked(question: ServiceQuestion) -> str:

@@ -128,7 +128,7 @@ def usual_share(deployment: Deployment) -> float:
 def longest_prompt(
     technique: Technique, deployment: Deployment, batch: int, generate: int, share: float = 1.0
 ) -> int:
-    """Find the longest prompt whose batch fits in GPU and host memory.
+    """Find the longest prompt whose batch fits in GPU and host memory, and on the drive.
 
     Parameters
     ----------

@@ -17,7 +17,8 @@ NOTES = "Notes"  # heading of what the verdict has no room for
 MAX_CHANGES = 3  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 
-SENTENCE = re.compile(r"(?<=\.) (?=\S)")  # names of techniques begin with small letters
+# a sentence may begin with a small letter, as names of techniques do
+SENTENCE = re.compile(r"(?<=\.)(?<!approx\.)(?<!vs\.)(?<!e\.g\.) (?=\S)")
 
 TILES: dict[str, tuple[str, Callable[[float], str]]] = {
     "requests_per_s": ("requests/s", lambda x: rounded(x, 3)),
@@ -200,7 +201,8 @@ def split_verdict(text: str) -> tuple[str, list[str]]:
             first = f"{first} {others.pop(0)}"
         return first, others
     within = " ".join(first.split()[:MAX_VERDICT_WORDS])
-    end = max(within.rfind(mark) for mark in (";", ",")) if {";", ","} & {*within} else len(within)
+    marks = [mark.start() for mark in re.finditer(r"(?<=\S)[;,](?= )", within)]
+    end = max(marks, default=len(within))
     rest = first[end:].lstrip(" ;,")
     return f"{within[:end]}.", [rest[:1].upper() + rest[1:], *others]
 

@@ -110,11 +110,12 @@ def _markdown(table: Table) -> str:
 
 
 def _row(row: PublishedRow, predicted: float) -> Row:
-    names = "paper", "table", "model", "hardware", "stack", "settings"
+    names = "paper", "table", "model", "hardware", "stack"
     sizes = "batch", "prompt", "generate", "metric", "use", "published"
-    known = {name: getattr(row, name) for name in (*names, *sizes)}
     return {
-        **{name.replace("settings", "technique"): value for name, value in known.items()},
+        **{name: getattr(row, name) for name in names},
+        "technique": row.settings,
+        **{name: getattr(row, name) for name in sizes},
         "predicted": number(predicted),
         "error": number(error(row, predicted)),
         "basis": basis(row.deployment())["kind"],

@@ -183,8 +183,9 @@ class ReplicaMemory:
         requests: Requests,
         gpu_memory: float | None = None,
     ) -> Self:
-        """Return the memory of a replica that serves given requests; those beyond the context are
-        ignored.
+        """Return the memory of a replica that serves given requests.
+
+        Requests beyond the context count as long as the context.
 
         Parameters
         ----------

@@ -185,7 +185,7 @@ def link_before(world: World, pool: Pool, at: int, next_one: int) -> None:
 
 @jit_function
 def make_entry(world: World, pool: Pool, block: int) -> int:
-    """Take an entry from the free list; it is not in the LRU list or the hash table yet.
+    """Take a free or new entry, which is not in the LRU list or the hash table yet.
 
     Parameters
     ----------

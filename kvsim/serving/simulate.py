@@ -319,7 +319,7 @@ def with_acceptance(technique: Technique, measured: Acceptance | None) -> Techni
 
 
 def _drafts(technique: Technique) -> str:
-    """Return the technique without the settings of drafts per round and acceptance."""
+    """Return the technique with one draft per round and an acceptance rate of 1."""
     return str(technique.with_rounds(drafts=1, acceptance=1.0))
 
 

@@ -35,6 +35,17 @@ def test_what_fails_alone_fails_in_play(target: str) -> None:
         assert may or search.play(found.choice.candidate) is None
 
 
+def test_default_targets_out_of_reach_are_raised_and_given_ones_are_not() -> None:
+    asked = {"gpu": "rtx3090", "weights": "int4", "prompt": "32k", "lengths": "equal"}
+    found = plan(**asked, only="full")
+    question = found.question
+    assert question.raised == ("ttft",) and question.asked.ttft > 4
+    assert question.deployments[0].limits.ttft == question.asked.ttft
+    assert found.choice.carried.ttft["p90"] <= question.asked.ttft
+    with pytest.raises(NoPlanError, match="above the target of 2 s"):
+        plan(**asked, only="full", ttft="2s")
+
+
 def test_a_loss_must_gain_more_than_a_few_percent() -> None:
     found = plan(gpu="h100", lossy=True)
     carried = {o.option.candidate.technique.exact: o.option.value for o in found.alternatives}

@@ -200,7 +200,7 @@ class Worker:
         return self._process
 
     def _answer(self, process: "subprocess.Popen[bytes]", limit: float) -> bytes | None:
-        """Wait for a line of output; None if time is up."""
+        """Wait for a line of output: what came so far if the process ended, None if time is up."""
         assert process.stdout is not None
         deadline, said = monotonic() + limit, b""
         with selectors.DefaultSelector() as ready:

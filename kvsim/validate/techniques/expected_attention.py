@@ -82,7 +82,10 @@ class ExpectedAttention(CutCache):
         return found
 
     def _turning(self) -> Tensor:
-        """Return the mean rotation to future positions, transposed; None with learned positions."""
+        """Return the mean rotation to future positions, transposed.
+
+        The identity with learned positions.
+        """
         last = min(self.prompt + FUTURE, max(self.capacity, self.prompt + 1))
         ahead = torch.arange(self.prompt, last, device=self.device)[None]
         turn, eye = (
