@@ -230,6 +230,8 @@ def main() -> None:
     options.add_argument("--weights", action="store_true", help="choose and store weights")
     options.add_argument("--page", action="store_true", help="write docs/fidelity.md")
     chosen = options.parse_args()
+    if chosen.only and chosen.ledger:
+        options.error("--ledger replaces all lines of runs; omit --only")
     wanted = chosen.only.lower()
     rows = [r for r in read_rows(chosen.shared) if wanted in f"{r.engine} {r.source}".lower()]
     traces = chosen.shared / "measured" / "traces"
