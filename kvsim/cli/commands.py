@@ -437,7 +437,15 @@ def _predict(call: Call) -> None:
 
 
 def _capacity(call: Call) -> None:
-    result = _ask(call)
+    """Show a fleet; where there is none, JSON with the reason and the targets that would do."""
+    try:
+        result = _ask(call)
+    except InfeasibleError as none:
+        if call.json:
+            from kvsim.report.capacity import make_empty_result
+
+            make_empty_result(none, call.line).show(json=True)
+        raise
     call.show(result)
     if result.found.shortfall:
         raise InfeasibleError(f"the request could not be met: {result.found.shortfall}")

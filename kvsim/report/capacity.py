@@ -11,6 +11,7 @@ from textwrap import wrap
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.errors import InfeasibleError
 from kvsim.graph import Array
 from kvsim.machines.deployment import basis
 from kvsim.machines.hardware import GIB
@@ -20,6 +21,7 @@ from kvsim.planner.fleet.answer import (
     NONE,
     STRETCH,
     CapacityAnswer,
+    NoFleetError,
     OtherFleet,
     WhatIf,
 )
@@ -32,7 +34,7 @@ from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
 from kvsim.report.names import join_words, ranks
-from kvsim.report.phrases import paste_blocks
+from kvsim.report.phrases import change_command, paste_blocks
 from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart, draw_arrivals, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
@@ -127,6 +129,25 @@ def make_result(
         foot=[ground],
         pastes=[*(row["text"] for row in pastes), *filter(None, [play])],
     )
+
+
+def make_empty_result(none: InfeasibleError, command: str) -> Result[InfeasibleError]:
+    """Make the result of ``kvsim capacity`` where there is no fleet.
+
+    Parameters
+    ----------
+    none
+        The reason; a `NoFleetError` has the targets that a fleet meets.
+    command
+        The command line, which they are added to.
+    """
+    advice, reason = list[Row](), str(none)
+    if isinstance(none, NoFleetError) and none.option:
+        changed = change_command(command, none.changes) if none.changes else None
+        advice.append({"option": none.option, "command": changed})
+    answer = Answer(f"No fleet was found: {reason}.")
+    fields = {"answer": answer.verdict, "choice": None, "reason": reason, "advice": advice}
+    return Result("No fleet", answer, fields, none, advice, command=command)
 
 
 def _write_check(play: str, fields: Row) -> list[Block]:

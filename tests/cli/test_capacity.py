@@ -152,6 +152,18 @@ def test_targets_that_nothing_meets_are_refused_with_the_nearest() -> None:
     assert "TPOT" not in result.err  # which can be met
 
 
+def test_a_refusal_in_json_has_the_targets_that_would_do() -> None:
+    result = run(*replaced(COMMAND, "--ttft", "5ms", "--tpot", "100ms", "--only", "full", "--json"))
+    found = answer_in(result.out)
+    (advice,) = found["advice"]
+    assert result.code == 1 and found["choice"] is None
+    assert found["reason"] in result.err and f"try {advice['option']}, or" in found["verdict"]
+    assert run(*shlex.split(advice["command"])[1:], "--sure", "0").code == 0
+    classes = replaced(COMMAND, *TARGETS, "--class-targets", "300=5ms/none", "--only", "full")
+    (advice,) = answer_in(run(*classes, "--json").out)["advice"]
+    assert "for prompts above 300 tokens" in advice["option"] and advice["command"] is None
+
+
 def test_those_who_wait_longer_are_said_first() -> None:
     ttft = np.array([0.5] * 990 + [1.0] * 4 + [12.0] * 6)
     kind = np.array([0] * 880 + [1] * 120)

@@ -34,6 +34,22 @@ ONE_KIND, FULL_KV, STRETCH = "one kind of replica", "full KV", "this trace, time
 NO_MEMORY, NO_POOLS = "GPU memory alone for prefixes", "no prefill apart"
 
 
+class NoFleetError(InfeasibleError):
+    """No fleet meets the targets, whatever is rented.
+
+    Attributes
+    ----------
+    option
+        Longer targets that the nearest replica meets, as options; empty if no targets would do.
+    changes
+        The same by keyword of ``kvsim.api.capacity``; empty where a class of prompts is named.
+    """
+
+    def __init__(self, text: str, option: str = "", changes: Mapping[str, str] | None = None):
+        super().__init__(text)
+        self.option, self.changes = option, dict(changes or {})
+
+
 @frozen
 class OtherFleet:
     """A fleet for a changed question; None if none meets the targets."""
@@ -135,8 +151,10 @@ def make_capacity(
     ------
     InputError
         If the model fits on none of the GPUs.
+    NoFleetError
+        If no fleet meets the targets.
     InfeasibleError
-        If no fleet meets the targets, or the limits leave none at all.
+        If the limits leave no fleet at all.
     """
     solver = FleetSolver(question, lambda text: tell(text, 0.0))
     share, part, before = 0.0, ANSWER_SHARE, 0  # of all time: what is done, and what comes next
@@ -247,7 +265,7 @@ def _load_label(times: float) -> str:
 def _answer(solver: FleetSolver, asked: CapacityQuestion) -> tuple[CapacityQuestion, Fleet, str]:
     """The fleet for a question, or for the nearest one that has an answer, and why less load."""
     if _nearest(solver, asked)[1].measure_excess(asked.targets).both > NEARLY:
-        raise InfeasibleError(_describe_unreachable(solver, asked))
+        raise _describe_unreachable(solver, asked)
     found, shortfall = solver.solve(asked), ""
     if found is not None:
         return asked, found, shortfall
@@ -256,7 +274,7 @@ def _answer(solver: FleetSolver, asked: CapacityQuestion) -> tuple[CapacityQuest
     if not limited or solver.solve(free) is None:
         less = _find_most(solver, free, "sure")
         if less is None:
-            raise InfeasibleError(_describe_unreachable(solver, asked))
+            raise _describe_unreachable(solver, asked)
         asked = replace(asked, sure=less[0].sure)
         found = solver.solve(asked)
     if found is None:
@@ -385,19 +403,19 @@ def _nearest(solver: FleetSolver, asked: CapacityQuestion) -> tuple[Configuratio
     return best
 
 
-def _describe_unreachable(solver: FleetSolver, asked: CapacityQuestion) -> str:
+def _describe_unreachable(solver: FleetSolver, asked: CapacityQuestion) -> NoFleetError:
     """Why no fleet meets the targets, with the nearest ones that some fleet meets."""
     replica, played = _nearest(solver, asked)
     over, share = played.measure_excess(asked.targets).both, asked.targets.share
     requests = solver.question.traffic.requests
     if over == inf:
-        return (
+        return NoFleetError(
             "no kind of replica can serve all requests: those of up to "
             f"{int((requests.prompt + requests.generate).max()):,} tokens are refused, larger than "
             "the KV cache; more GPUs (--tp), larger ones (--gpus) or narrower --weights"
         )
     slower = solver.slowest(replica, asked) * TARGET_ROOM
-    missed, longer = list[str](), list[str]()
+    missed, longer, changes = list[str](), list[str](), dict[str, str]()
     for rows, target in played.by_class(asked.targets):
         reached = played.reached(share, rows)
         above = f" for prompts above {target.above:,} tokens" if target.above else ""
@@ -408,11 +426,16 @@ def _describe_unreachable(solver: FleetSolver, asked: CapacityQuestion) -> str:
                 missed.append(f"{said} (at least {as_time(value)})")
                 reachable = as_time(float(f"{slower * value:.2g}")).replace(" ", "")
                 longer.append(f"--{name} {reachable}{above}")
+                changes |= {} if above else {name: reachable}
     if not missed:
-        return "no fleet that was tried meets the targets; allow other GPUs or longer times"
-    return (
+        return NoFleetError(
+            "no fleet that was tried meets the targets; allow other GPUs or longer times"
+        )
+    return NoFleetError(
         f"no fleet meets {' or '.join(missed)}, which {replica.name} takes with hardly any load; "
-        f"try {' '.join(longer)}, or other GPUs"
+        f"try {' '.join(longer)}, or other GPUs",
+        " ".join(longer),
+        changes if len(changes) == len(longer) else {},
     )
 
 
