@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from kvsim.evidence.ledger import KnownError
+from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import sensitivity
 from kvsim.planner.alternatives import _in_time, find_waves
+from kvsim.planner.fleet import offers
 from kvsim.planner.fleet.demand import traffic_of
 from kvsim.planner.fleet.offers import estimate_replicas
 from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
@@ -98,6 +100,53 @@ def test_a_row_that_just_meets_its_limits_is_in_time() -> None:
 
 
 # estimates of a trace
+
+
+@pytest.mark.parametrize(
+    ("max_seqs", "room", "host", "tpot", "most", "lap"),
+    [
+        (16, 1e12, 1e12, np.inf, 16, 80 / 16),
+        (256, 820e6, 1e12, np.inf, 820 / 41, 80 * 41 / 820),
+        (256, 1e12, 656e6, np.inf, 656 / 82, 80 * 82 / 656),
+        (256, 1e12, 1e12, 0.1, 256, 0.49012 / (2 * 0.1 - 0.00744)),
+    ],
+    ids=["seats", "memory", "host", "TPOT"],
+)
+def test_replicas_of_one_class_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+    max_seqs: int,
+    room: float,
+    host: float,
+    tpot: float,
+    most: float,
+    lap: float,
+) -> None:
+    """2 requests/s of 600 + 81 tokens, 2 tokens per round: 80 sequences in a lap of one second."""
+
+    def seconds(
+        _: object, batch: float = 0, context: Array | float = 0.0, **part: Array
+    ) -> Array | float:
+        if part:  # 256, 256 and 88 tokens: 0.07328 s together
+            lasts = 0.005 * part["finished"] + 1e-6 * part["after"]
+            return 1e-4 * part["tokens"] + 1e-5 * part["start"] + lasts
+        return 0.01 + 0.002 * batch + 1e-5 * batch**2 + 1e-6 * batch * context
+
+    monkeypatch.setattr(offers, "simple_pass_seconds", seconds)
+    blocks = np.arange(65)
+    costs = SimpleNamespace(
+        tables=SimpleNamespace(
+            gpu_bytes=1e6 * blocks, host_bytes=2e6 * blocks, prompt_bytes=1e6 * blocks,
+            lanes=2, costs=SimpleNamespace(round=np.zeros((257, 1))),
+        ),
+        rules=Rules(max_seqs=max_seqs, max_tokens=512),
+        capacity=room, room=SimpleNamespace(host_capacity=host), rate=2.0,
+    )  # fmt: skip
+    costs.with_density = lambda *_, **__: costs
+    requests = Requests(np.linspace(0, 100, 200), np.full(200, 600), np.full(200, 81))
+    (needed,) = estimate_replicas(cast(StepCosts, costs), traffic_of(requests, 1), tpot)
+    each = 0.002 + 1e-5 * (most + 1) + 1e-6 * 640.5
+    work = 2 * 0.07328 / 2 + 80 * each
+    assert needed == pytest.approx((0.01 - 1e-5 * most) * lap + work, rel=1e-9)
 
 
 @pytest.mark.parametrize("technique", ["full", "kivi"])
