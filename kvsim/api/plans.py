@@ -1,5 +1,6 @@
 """``kvsim plan``: choose a deployment, a technique and its settings for a service or a batch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.models.model import Model
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
+from kvsim.planner.alternatives import NoPlanError, PlanRemedy
 from kvsim.planner.fleet.demand import count_work
 from kvsim.planner.load import Load, ServiceLevel, draw_load, load_of_trace
 from kvsim.planner.question import (
@@ -35,8 +37,19 @@ from kvsim.planner.question import (
     Question,
     Workload,
 )
-from kvsim.planner.remedies import explain_choice, explain_no_service, raise_defaults
-from kvsim.planner.service import ServicePlan, ServiceQuestion, ServiceSearch, plan_classes
+from kvsim.planner.remedies import (
+    explain_choice,
+    explain_no_service,
+    find_fitting,
+    raise_defaults,
+)
+from kvsim.planner.service import (
+    PlayedOption,
+    ServicePlan,
+    ServiceQuestion,
+    ServiceSearch,
+    plan_classes,
+)
 from kvsim.report.plan_service import make_result, serve_choice
 from kvsim.report.result import Result
 from kvsim.serving.rules import Rules
@@ -85,6 +98,20 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
 
 
 def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[ServicePlan]:
+    search, found, with_prompt = _solve_service(inputs, deployments)
+    _note_experts(inputs, found.choice.carried.deployment)
+    settings = []
+    if inputs.emit:
+        settings = write_settings(inputs.emit, serve_choice(found.choice))
+    classes = plan_classes(search.q) if inputs.per_class else []
+    turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
+    return make_result(found, settings, inputs.pareto, classes, turns)
+
+
+def _solve_service(
+    inputs: Inputs, deployments: list[Deployment]
+) -> tuple[ServiceSearch, ServicePlan, Callable[[float], Load] | None]:
+    """Search for the plan of a service; also return what draws prompts of another mean."""
     model, most = deployments[0].model, inputs.max_model_len or 0
 
     def draw(prompt: TokenLengths) -> Load:
@@ -130,14 +157,28 @@ def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[Servi
         search = ServiceSearch(eased)
         found = search.solve()
     if found is None:
-        raise explain_no_service(question, with_prompt)
-    _note_experts(inputs, found.choice.carried.deployment)
-    settings = []
-    if inputs.emit:
-        settings = write_settings(inputs.emit, serve_choice(found.choice))
-    classes = plan_classes(question) if inputs.per_class else []
-    turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
-    return make_result(found, settings, inputs.pareto, classes, turns)
+        raise explain_no_service(question, with_prompt, _fit(inputs, question))
+    return search, found, with_prompt
+
+
+def _fit(inputs: Inputs, question: ServiceQuestion) -> tuple[PlanRemedy, PlayedOption] | None:
+    """Plan again with options with which a model or its longest request fits; None if none do."""
+    changes = dict(find_fitting(question))
+    if not changes or inputs.trace is not None or {"stack", "total_gpus"} & set(inputs.given):
+        return None
+    try:
+        other = Inputs(inputs.command, {**inputs.given, **changes})
+        _, found, _ = _solve_service(other, build_deployments(other))
+    except NoPlanError as none:
+        if none.nearest is None:
+            return None
+        first = none.remedies[0]
+        return replace(first, changes={**changes, **first.changes}), none.nearest
+    except InputError:
+        return None
+    known = found.choice.candidate.evidence if "weights" in changes else None
+    caution, carried = str(known or ""), found.choice.carried
+    return PlanRemedy(changes, "", carried, caution=caution, evidence=known), found.choice
 
 
 def read_load(inputs: Inputs, model: Model) -> Load:

@@ -8,7 +8,7 @@ options that ask for it.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import product
-from math import floor, log10
+from math import ceil, floor, log2, log10
 
 import numpy as np
 
@@ -51,6 +51,8 @@ SLOWEST_READING = 1.0  # per token [s]
 TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
 WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
+LONG_TAIL = 2.0  # times the mean: the longest of drawn requests, beyond which a tail is named
+LONG_ENOUGH = 1.5  # times the mean: requests that a server with experts in host memory takes
 TRIED_FURTHER = 4  # changes after one that carries less
 WORTH_FURTHER = 1.5  # times the rate, which a target twice as long must carry to be named
 CARDS_TRIED = 16  # cards, the cheapest first
@@ -103,12 +105,16 @@ Change = Callable[[_Freed], Iterator[_Freed]]
 
 
 def explain_no_service(
-    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None = None
+    question: ServiceQuestion,
+    with_prompt: Callable[[float], Load] | None = None,
+    fitting: tuple[PlanRemedy, PlayedOption] | None = None,
 ) -> NoPlanError:
     """Why nothing keeps the targets, and the cheapest change of each kind that does.
 
     Parameters
     ----------
+    fitting
+        A change with which what does not fit does, and what it carries; it is told first.
     with_prompt
         Draws the same requests with prompts of another mean; None where they are a trace's.
     """
@@ -121,12 +127,15 @@ def explain_no_service(
     nearest = next(iter([*same, *kept]), None)
     remedies = [r.remedy for r in ([] if nearest is None else [nearest])]
     remedies += [r.remedy for r in kept if r is not nearest]
+    option = None if nearest is None else nearest.option
+    if fitting is not None:
+        remedies, option = [fitting[0], *remedies], fitting[1]
     return NoPlanError(
         f"no plan meets the targets: {describe_obstacle(question)}",
         remedies,
         q.deployment,
         asked=describe_asked(question),
-        nearest=None if nearest is None else nearest.option,
+        nearest=option,
     )
 
 
@@ -202,7 +211,10 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
         if lossy := _weights_too_lossy(question):
             return lossy
-        need = f"a sequence of {question.load.longest:,} tokens does not fit"
+        load = question.load
+        tailed = _has_tail(load)
+        need = "the longest request drawn, of" if tailed else "a sequence of"
+        need = f"{need} {load.longest:,} tokens{',' if tailed else ''} does not fit"
         q = min(question.deployments, key=lambda q: full_weights(q.deployment))
         where = _differing(replace(d, weights=q.deployment.weights), q.deployment)
         d = q.deployment
@@ -211,9 +223,12 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if weights >= q.limits.gpu_memory:
             need = f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU"
             text = f"{need}{where}, and {gib}"
-            hosted = d.model.experts and not q.admission.engine and "host" not in d.stack.kernels
-            return f"{text} (--engine llamacpp keeps experts in host memory)" if hosted else text
-        return f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
+            hosted = _experts_may_move(q)
+            options = "--stack llamacpp --n-cpu-moe auto"
+            return f"{text} ({options} keeps experts in host memory)" if hosted else text
+        text = f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
+        tail = "one --prompt is a mean of lengths with a long tail, which --lengths equal lacks"
+        return f"{text}; {tail}" if tailed else text
     if np.inf in least.values() and (o := _play_idle(question, other)) is not None:
         return (
             f"{100 * o.refused.mean():.2g} % of requests do not fit in the KV cache{where}, so "
@@ -254,6 +269,50 @@ def _weights_too_lossy(question: ServiceQuestion) -> str:
         "the weights that fit may lose more quality than is admitted; "
         f"{needed_option(found)} admits {weights} ({most})"
     )
+
+
+def _has_tail(load: Load) -> bool:
+    """Whether the longest of drawn requests is far above their mean."""
+    return load.traffic is not None and load.longest > LONG_TAIL * (load.prompt + load.generate)
+
+
+def _experts_may_move(question: Question) -> bool:
+    """Whether llama.cpp, which was not asked for, could keep the model's experts on the host."""
+    d = question.deployment
+    return bool(d.model.experts) and not question.admission.engine and "host" not in d.stack.kernels
+
+
+def find_fitting(question: ServiceQuestion) -> Mapping[str, str]:
+    """Options with which a model may fit that does not, or requests of which the longest does not.
+
+    Parameters
+    ----------
+    question
+        The question, of which nothing meets the targets.
+
+    Returns
+    -------
+    dict
+        Values by option: experts in host memory, or requests of equal lengths; empty where
+        neither would help or anything fits.
+    """
+    load = question.load
+    first = question.deployments[0]
+    if any(idle_times(question, q) is not None for q in question.deployments):
+        return {}
+    if first.admission.describe_refusals(first.deployment) or not_served(first):
+        return {}
+    if _weights_too_lossy(question):
+        return {}
+    mean = load.prompt + load.generate
+    q = min(question.deployments, key=lambda q: full_weights(q.deployment))
+    if full_weights(q.deployment) < q.limits.gpu_memory:
+        return {"lengths": "equal"} if _has_tail(load) else {}
+    if not _experts_may_move(q):
+        return {}
+    length = min(2 ** ceil(log2(LONG_ENOUGH * mean)), q.deployment.model.max_context)
+    hosted = {"stack": "llamacpp", "weights": "q4_k_m", "n_cpu_moe": "auto"}
+    return hosted | {"max_model_len": str(length)}
 
 
 def not_served(question: Question) -> str:

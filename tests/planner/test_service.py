@@ -160,3 +160,27 @@ def test_a_target_that_a_request_alone_nearly_misses_is_said_to_leave_no_room() 
     assert barely["target"] == "tpot" and barely["alone"] == pytest.approx(alone, rel=1e-6)
     assert barely["per_s"] > 2 * told.fields["load"]["requests_per_s"]
     assert "leaves almost no room for load" in told.answer.changes[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "first"),
+    [
+        (
+            {"model": "glm-4.5-air", "gpu": "rtx3090", "prompt": 4000, "generate": 300},
+            "need 199 GiB",
+            "--stack llamacpp --weights q4_k_m --n-cpu-moe auto --max-model-len 8192",
+        ),
+        (
+            {"model": "qwen2.5-7b-instruct-1m", "gpu": "rtx4090", "prompt": 131072},
+            "the longest request drawn, of 1,010,000 tokens, does not fit",
+            "--lengths equal",
+        ),
+    ],
+)
+def test_the_first_remedy_makes_fit_what_does_not(
+    asked: dict[str, object], reason: str, first: str
+) -> None:
+    with pytest.raises(NoPlanError, match=reason) as none:
+        kvsim.plan(**asked)  # type: ignore[arg-type]
+    assert none.value.remedies[0].option.startswith(first)
+    assert none.value.nearest is not None
