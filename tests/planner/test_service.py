@@ -181,6 +181,6 @@ def test_the_first_remedy_makes_fit_what_does_not(
     asked: dict[str, object], reason: str, first: str
 ) -> None:
     with pytest.raises(NoPlanError, match=reason) as none:
-        kvsim.plan(**asked)  # type: ignore[arg-type]
+        kvsim.plan(**asked)
     assert none.value.remedies[0].option.startswith(first)
     assert none.value.nearest is not None
