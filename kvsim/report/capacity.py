@@ -145,7 +145,7 @@ def make_empty_result(none: InfeasibleError, command: str) -> Result[InfeasibleE
     if isinstance(none, NoFleetError) and none.option:
         changed = change_command(command, none.changes) if none.changes else None
         advice.append({"option": none.option, "command": changed})
-    answer = Answer(f"No fleet was found: {reason}.")
+    answer = Answer(f"{reason[0].upper()}{reason[1:]}.")
     fields = {"answer": answer.verdict, "choice": None, "reason": reason, "advice": advice}
     return Result("No fleet", answer, fields, none, advice, command=command)
 
