@@ -45,7 +45,7 @@ def reason_in(row: dict[str, Any]) -> str | None:
 
 
 def reason_of_message(message: str) -> str | None:
-    if "longer than the" in message:
+    if "longer than the" in message or "tokens, more than the" in message:
         return "context"
     words = ("KV cache", "room for a cache", "does not fit in", "does not fit next to")
     return "cache" if any(word in message for word in words) else f"other: {message}"
