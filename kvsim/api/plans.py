@@ -20,7 +20,7 @@ from kvsim.api.traffic import ServedRequests, build_traffic, read_scale
 from kvsim.console import print_note
 from kvsim.emit.engines import check_engines, write_settings
 from kvsim.emit.served import serve_prediction
-from kvsim.errors import InputError
+from kvsim.errors import InfeasibleError, InputError
 from kvsim.inputs import TokenLengths
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
@@ -174,7 +174,7 @@ def _fit(inputs: Inputs, question: ServiceQuestion) -> tuple[PlanRemedy, PlayedO
             return None
         first = none.remedies[0]
         return replace(first, changes={**changes, **first.changes}), none.nearest
-    except InputError:
+    except (InputError, InfeasibleError):
         return None
     known = found.choice.candidate.evidence if "weights" in changes else None
     caution, carried = str(known or ""), found.choice.carried
