@@ -170,11 +170,6 @@ def test_a_target_that_a_request_alone_nearly_misses_is_said_to_leave_no_room() 
             "need 199 GiB",
             "--stack llamacpp --weights q4_k_m --n-cpu-moe auto --max-model-len 8192",
         ),
-        (  # a smaller model with the same tail takes a tenth of the time
-            {"model": "llama3.1-8b", "gpu": "rtx3090", "weights": "int8", "prompt": 50_000},
-            "the longest request drawn, of ",
-            "--lengths equal",
-        ),
     ],
 )
 def test_the_first_remedy_makes_fit_what_does_not(
