@@ -405,7 +405,8 @@ def _step(
         mine = np.flatnonzero(of == row)
         if mine.size:
             best = int(mine[np.argmin(merits[mine])])
-            if merits[best] < known[row] - MERIT_ROUNDING * abs(known[row]):
+            possible = np.isfinite(known[row])  # a trial that cannot run has no neighbours worth it
+            if possible and merits[best] < known[row] - MERIT_ROUNDING * abs(known[row]):
                 taken[row] = best
                 moved[row] = True
     return found.replaced(taken, tried), moved
