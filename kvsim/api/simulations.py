@@ -17,7 +17,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.inputs import parse_number
+from kvsim.inputs import parse_rate
 from kvsim.machines.deployment import Deployment
 from kvsim.options import Inputs, command_line, takes_options
 from kvsim.report.json import Row, number
@@ -306,8 +306,8 @@ def _write_capacity(inputs: Inputs, where: Deployment) -> str:
     given = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
     for key in given.keys() & {"rate", "hit_rate"}:  # of several, the most demanding
         hardest = max if key == "rate" else min
-        values = str(given[key]).split(",")  # --rate 4x is four times the trace's own
-        given[key] = hardest(values, key=lambda x: parse_number(f"--{key}", x.rstrip("x")))
+        values = str(given[key]).split(",")
+        given[key] = hardest(values, key=lambda x: parse_rate(f"--{key}", x))
     asked = {"model": inputs.model, "gpus": where.hardware.name, "weights": where.weights}
     return command_line("capacity", asked | given)
 
