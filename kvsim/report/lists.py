@@ -18,7 +18,7 @@ from kvsim.report.answer import Answer
 from kvsim.report.evidence import describe_accuracy
 from kvsim.report.json import Row, number, pick
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, cells_table, text_column
+from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.acceptance import load_summaries
@@ -283,6 +283,22 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
     return Result(title, Answer(""), own, found, found, tables, tables, command=command)
 
 
+QUANTITIES = {
+    "gpu_memory_bytes": ("GPU memory", "GiB", GIB),
+    "hbm_bytes_per_s": ("GPU memory bandwidth", "GB/s", 1e9),
+    "fp16_flop_per_s": ("fp16 peak", "TFLOP/s", 1e12),
+    "h2d_bytes_per_s": ("host to GPU", "GB/s", 1e9),
+    "d2h_bytes_per_s": ("GPU to host", "GB/s", 1e9),
+    "usd_per_hour": ("price", "USD/h", 1.0),
+    "rated_power_w": ("rated power", "W", 1.0),
+    "kv_bytes_per_token": ("KV cache per token", "KiB", 1024),
+    "state_bytes_per_sequence": ("state per sequence", "MiB", 2**20),
+    "parameters": ("parameters", "billion", 1e9),
+    "active_parameters": ("active parameters per token", "billion", 1e9),
+}
+"""Label, unit and scale of the quantities in the details of an entry."""
+
+
 def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
     """All that is known of an entry."""
     blocks: list[Block] = [Heading(str(row.get("title") or row["name"]))]
@@ -294,16 +310,22 @@ def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
             columns = [text_column(heading, each) for heading, each in keys.items()]
             blocks += [Table(columns, value)] if value else []
         elif isinstance(value, dict):
-            cells = [(key, str(text)) for key, text in value.items()]
-            blocks.append(cells_table(("number", "source"), cells, 2))
+            numbers: dict[str, list[str]] = {}
+            for number_name, source in value.items():
+                numbers.setdefault(str(source), []).append(number_name)
+            blocks += ["Sources:", Items(f"{', '.join(numbers[text])}: {text}" for text in numbers)]
         elif isinstance(value, list):
             blocks += [Items(str(item) for item in value)] if value else []
         elif value not in (None, "") and key != "title":
-            if isinstance(value, bool):
+            label = key.replace("_", " ")
+            if key in QUANTITIES:
+                label, unit, scale = QUANTITIES[key]
+                written = f"{units.format_number(float(str(value)) / scale)} {unit}"
+            elif isinstance(value, bool):
                 written = "yes" if value else "no"
             elif isinstance(value, int):
                 written = f"{value:,}"
             else:
                 written = units.format_number(value) if isinstance(value, float) else value
-            blocks.append(Hanging(f"{key.replace('_', ' ')}: {written}"))
+            blocks.append(Hanging(f"{label}: {written}"))
     return blocks
