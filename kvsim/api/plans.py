@@ -1,6 +1,6 @@
 """``kvsim plan``: choose a deployment, a technique and its settings for a service or a batch."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.models.model import Model
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
-from kvsim.planner.alternatives import NoPlanError, PlanRemedy
 from kvsim.planner.fleet.demand import count_work
 from kvsim.planner.load import Load, ServiceLevel, draw_load, load_of_trace
 from kvsim.planner.question import (
@@ -40,11 +39,9 @@ from kvsim.planner.question import (
 from kvsim.planner.remedies import (
     explain_choice,
     explain_no_service,
-    find_fitting,
     raise_defaults,
 )
 from kvsim.planner.service import (
-    PlayedOption,
     ServicePlan,
     ServiceQuestion,
     ServiceSearch,
@@ -98,38 +95,57 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
 
 
 def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[ServicePlan]:
-    search, found, with_prompt = _solve_service(inputs, deployments)
+    question = _build_question(inputs, deployments, announce=True)
+
+    def ask(changes: Mapping[str, str]) -> ServiceQuestion | None:
+        """The question with some options changed; None where they cannot be."""
+        shorter = set(changes) == {"prompt"}
+        # other prompts could be shorter than the cached prefix that they include
+        fixed = shorter and (inputs.prompt.kind != "mean" or inputs.cached)
+        fixed = fixed or (not shorter and "total_gpus" in inputs.given)
+        if inputs.trace is not None or fixed or ("stack" in changes and "stack" in inputs.given):
+            return None
+        try:
+            other = Inputs(inputs.command, {**inputs.given, **changes})
+            return _build_question(other, deployments if shorter else build_deployments(other))
+        except (InputError, InfeasibleError):
+            return None
+
+    search = first = ServiceSearch(question)
+    found = search.solve()
+    if found is None and (eased := raise_defaults(search)) is not None:
+        search, found = eased, eased.solve()
+    if found is None:
+        raise explain_no_service(first, ask)
     _note_experts(inputs, found.choice.carried.deployment)
     settings = []
     if inputs.emit:
         settings = write_settings(inputs.emit, serve_choice(found.choice))
     classes = plan_classes(search.q) if inputs.per_class else []
-    turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
+    turns = list(explain_choice(search, ask)) if inputs.explain else []
     return make_result(found, settings, inputs.pareto, classes, turns)
 
 
-def _solve_service(
-    inputs: Inputs, deployments: list[Deployment]
-) -> tuple[ServiceSearch, ServicePlan, Callable[[float], Load] | None]:
-    """Search for the plan of a service; also return what draws prompts of another mean."""
+def _build_question(
+    inputs: Inputs, deployments: list[Deployment], announce: bool = False
+) -> ServiceQuestion:
+    """Build the planner's question about a service; announce its cost if it is large."""
     model, most = deployments[0].model, inputs.max_model_len or 0
-
-    def draw(prompt: TokenLengths) -> Load:
-        traffic = build_traffic(inputs, prompt, inputs.generate, model.max_context)
+    if inputs.trace is None:
+        traffic = build_traffic(inputs, inputs.prompt, inputs.generate, model.max_context)
         load = draw_load(traffic, "")
-        words = describe_load(inputs, prompt, inputs.lengths == "equal", load.requests)
+        words = describe_load(inputs, inputs.lengths == "equal", load.requests)
         requests, left_out = within_context(load.requests, model, most)
         clause, caution = describe_left_out(left_out, len(load.requests), model, most)
         words += clause
-        return replace(load, requests=requests, words=words, left_out=left_out, caution=caution)
-
-    load = draw(inputs.prompt) if inputs.trace is None else read_load(inputs, model)
-    count, passes = len(deployments), count_passes(load.requests, inputs.max_tokens)
-    more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
-    work = 0
-    if load.requests.block_ids is not None:
-        work = count_work(load.requests)
-    announce_cost(inputs, len(load.requests), count, work, passes, more)
+        load = replace(load, requests=requests, words=words, left_out=left_out, caution=caution)
+    else:
+        load = read_load(inputs, model)
+    if announce:
+        count, passes = len(deployments), count_passes(load.requests, inputs.max_tokens)
+        more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
+        work = 0 if load.requests.block_ids is None else count_work(load.requests)
+        announce_cost(inputs, len(load.requests), count, work, passes, more)
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
     workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)
     longest = max(zip(load.requests.prompt, load.requests.generate, strict=True), key=sum)
@@ -139,7 +155,7 @@ def _solve_service(
     )
     limits, tokens = questions[0].limits, inputs.max_tokens
     sure = max(inputs.sure, 0.5)  # with 0, as with 0.5, predictions are taken to be exact
-    question = ServiceQuestion(
+    return ServiceQuestion(
         questions,
         load,
         ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, sure),
@@ -147,38 +163,8 @@ def _solve_service(
         tuned=tuple(x for x in ("max_tokens", "max_seqs") if x not in inputs.given),
         total_gpus=inputs.total_gpus or 0,
         research=bool(inputs.research),
+        given=tuple(x for x in ("ttft", "tpot") if x in inputs.given),
     )
-    search = ServiceSearch(question)
-    given, found = inputs.prompt, search.solve()
-    # other prompts could be shorter than the cached prefix that they include
-    by_mean = given.kind == "mean" and inputs.trace is None and not inputs.cached
-    with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
-    if found is None and (eased := raise_defaults(question, inputs.given)) is not None:
-        search = ServiceSearch(eased)
-        found = search.solve()
-    if found is None:
-        raise explain_no_service(question, with_prompt, _fit(inputs, question))
-    return search, found, with_prompt
-
-
-def _fit(inputs: Inputs, question: ServiceQuestion) -> tuple[PlanRemedy, PlayedOption] | None:
-    """Plan again with options with which a model or its longest request fits; None if none do."""
-    changes = dict(find_fitting(question))
-    if not changes or inputs.trace is not None or {"stack", "total_gpus"} & set(inputs.given):
-        return None
-    try:
-        other = Inputs(inputs.command, {**inputs.given, **changes})
-        _, found, _ = _solve_service(other, build_deployments(other))
-    except NoPlanError as none:
-        if none.nearest is None:
-            return None
-        first = none.remedies[0]
-        return replace(first, changes={**changes, **first.changes}), none.nearest
-    except (InputError, InfeasibleError):
-        return None
-    known = found.choice.candidate.evidence if "weights" in changes else None
-    caution, carried = str(known or ""), found.choice.carried
-    return PlanRemedy(changes, "", carried, caution=caution, evidence=known), found.choice
 
 
 def read_load(inputs: Inputs, model: Model) -> Load:
@@ -213,20 +199,19 @@ def read_load(inputs: Inputs, model: Model) -> Load:
     return replace(load_of_trace(requests, words, left_out, asked), caution=caution)
 
 
-def describe_load(inputs: Inputs, prompt: TokenLengths, equal: bool, requests: Requests) -> str:
+def describe_load(inputs: Inputs, equal: bool, requests: Requests) -> str:
     """Describe generated requests in words: their lengths and the share found in the prefix cache.
 
     Parameters
     ----------
     inputs
         The options of ``kvsim plan``.
-    prompt
-        The requested distribution of prompt lengths. [tokens]
     equal
         Whether all requests have the same lengths.
     requests
         The generated requests, whose 90th percentiles are reported.
     """
+    prompt = inputs.prompt
     both = prompt, inputs.generate
     if equal:
         said = f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens"

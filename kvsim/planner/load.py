@@ -482,7 +482,8 @@ class RateSearch:
         """The largest rate of one replica if passes take as long as predicted. [1/s]"""
         if found.slower == Slower():
             return found.each_per_s
-        return self.largest(found.costs, 1.2 * found.each_per_s, kept=found.each_per_s)
+        rate = self.largest(found.costs, 1.2 * found.each_per_s, kept=found.each_per_s)
+        return self.typical(replace(found, each_per_s=rate, draws=())).each_per_s
 
     def replicas_for(self, found: Carried) -> int:
         """Fewest replicas that keep the targets at the load's own rate, with slower passes.

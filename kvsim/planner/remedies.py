@@ -5,8 +5,10 @@ these together, shorter prompts, less certainty. Of each kind the cheapest is na
 options that ask for it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import product
 from math import ceil, floor, log2, log10
 
@@ -16,11 +18,10 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
-from kvsim.planner.alternatives import NoPlanError, PlanRemedy
-from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
+from kvsim.planner.alternatives import NoPlanError, PlanRemedy, ask_on
+from kvsim.planner.load import Carried, Load
 from kvsim.planner.question import (
-    DEFAULT_TPOT,
-    DEFAULT_TTFT,
+    GGUF,
     GIB,
     Question,
     format_number,
@@ -41,9 +42,10 @@ from kvsim.planner.service import (
     full_weights,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
-from kvsim.serving.outcome import Outcome
+from kvsim.techniques import parse
 from kvsim.techniques.released import FULL, engine_refusal, served_by
 
+TARGETS = "ttft", "tpot"
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 TIGHT = 1.25  # times what a request takes alone: a shorter target leaves no room for others
 RAISED = 2.0  # times what is reached at light load: defaults that were out of reach
@@ -59,122 +61,175 @@ CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
 
 
-@frozen
-class _Tried:
-    """A remedy, the targets with it, and whether it carries so little that others outdo it."""
+Ask = Callable[[Mapping[str, str]], ServiceQuestion | None]
+"""Asks a question again with some options changed; None where they cannot be."""
 
-    remedy: PlanRemedy
-    option: PlayedOption
-    asked: ServiceLevel
-    poor: bool
+
+class Freed:
+    """A question with some options changed, what is carried then, and what may be changed further.
+
+    Parameters
+    ----------
+    search
+        The search that answers it, which shares the evaluations of all the others.
+    ask
+        Asks the question again with other options.
+    changes
+        The options that differ, with their values.
+    lossy
+        Whether they lose quality.
+    """
+
+    def __init__(
+        self,
+        search: ServiceSearch,
+        ask: Ask,
+        changes: Mapping[str, str] | None = None,
+        lossy: bool = False,
+    ) -> None:
+        self.search, self.q, self.ask = search, search.q, ask
+        self.changes, self.lossy = dict(changes or {}), lossy
+        self._after: dict[str, list[Freed]] = {}
+
+    def changed(
+        self,
+        to: ServiceQuestion | ServiceSearch,
+        options: Mapping[str, str],
+        lossy: bool = False,
+    ) -> "Freed":
+        """Return the question with further options changed."""
+        search = to if isinstance(to, ServiceSearch) else ServiceSearch(to, self.search)
+        return Freed(search, self.ask, {**self.changes, **options}, self.lossy or lossy)
+
+    def after(self, kind: str = "", *kinds: str) -> "Iterator[Freed]":
+        """Yield the question after every change of one kind, then of the next, and so on."""
+        if not kind:
+            yield self
+            return
+        if kind not in self._after:
+            self._after[kind] = list(CHANGES[kind](self))
+        for one in self._after[kind]:
+            yield from one.after(*kinds)
+
+    @cached_property
+    def found(self) -> PlayedOption | None:
+        """What an engine carries; None where nothing keeps the targets."""
+        return self.search.best_of_first()
 
     @property
     def carried(self) -> Carried:
-        """What an engine carries with it."""
-        return self.option.carried
+        """What an engine carries.
 
-    def differs_in_times(self, other: "_Tried") -> bool:
+        Raises
+        ------
+        LookupError
+            If nothing keeps the targets.
+        """
+        if self.found is None:
+            raise LookupError("nothing keeps the targets")
+        return self.found.carried
+
+    @property
+    def poor(self) -> bool:
+        """Whether so little is carried that it is hardly a service."""
+        found = self.found
+        little = WORTH_NAMING * found.candidate.guess if found else 0.0
+        return self.carried.each_per_s < little
+
+    @property
+    def remedy(self) -> PlanRemedy:
+        """The changes and what they bring."""
+        d, changes = self.carried.deployment, dict(self.changes)
+        if "tp" in changes:
+            given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
+            changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
+        known = self.found.candidate.evidence if self.found and self.lossy else None
+        return PlanRemedy(changes, "", self.carried, caution=str(known or ""), evidence=known)
+
+    def differs_in_times(self, other: "Freed") -> bool:
         """Whether the two change the same but for how long the targets are."""
         mine, its = (
-            {k: v for k, v in r.changes.items() if k not in ("ttft", "tpot")}
-            for r in (self.remedy, other.remedy)
+            {k: v for k, v in x.remedy.changes.items() if k not in TARGETS} for x in (self, other)
         )
         return mine == its
 
-    def outdone(self, other: "_Tried") -> bool:
+    def outdone(self, other: "Freed") -> bool:
         """Whether fewer changes carry more within targets that are no longer."""
+        mine, its = self.q.asked, other.q.asked
         return (
             set(other.remedy.changes) < set(self.remedy.changes)
-            and other.asked.ttft <= self.asked.ttft
-            and other.asked.tpot <= self.asked.tpot
+            and its.ttft <= mine.ttft
+            and its.tpot <= mine.tpot
             and other.carried.per_s * ROUGH_STEP >= self.carried.per_s  # rates are found to a step
             and other.carried.gpus <= self.carried.gpus
         )
 
 
-@frozen
-class _Freed:
-    """A question with something changed."""
-
-    changes: Mapping[str, str]
-    question: ServiceQuestion
-    lossy: bool = False
-
-
-Change = Callable[[_Freed], Iterator[_Freed]]
-
-
-def explain_no_service(
-    question: ServiceQuestion,
-    with_prompt: Callable[[float], Load] | None = None,
-    fitting: tuple[PlanRemedy, PlayedOption] | None = None,
-) -> NoPlanError:
+def explain_no_service(search: ServiceSearch, ask: Ask) -> NoPlanError:
     """Why nothing keeps the targets, and the cheapest change of each kind that does.
 
     Parameters
     ----------
-    fitting
-        A change with which what does not fit does, and what it carries; it is told first.
-    with_prompt
-        Draws the same requests with prompts of another mean; None where they are a trace's.
+    search
+        The search that found nothing.
+    ask
+        Asks the question again with other options.
     """
-    q = question.deployments[0]
-    told = {tuple(sorted(r.remedy.changes.items())): r for r in _remedies(question, with_prompt)}
+    start = Freed(search, ask)
+    fitting = _first(start.after("fit"))
+    told = {tuple(sorted(x.remedy.changes.items())): x for x in _remedies(start)}
     every = list(told.values())  # several kinds of changes may come to the same
-    some = [r for r in every if not r.poor] or every
-    kept = [r for r in some if not any(map(r.outdone, some))]
-    same = [r for r in every if set(r.remedy.changes) <= {"ttft", "tpot"}]  # whatever it carries
-    nearest = next(iter([*same, *kept]), None)
-    remedies = [r.remedy for r in ([] if nearest is None else [nearest])]
-    remedies += [r.remedy for r in kept if r is not nearest]
-    option = None if nearest is None else nearest.option
-    if fitting is not None:
-        remedies, option = [fitting[0], *remedies], fitting[1]
+    some = [x for x in every if not x.poor] or every
+    kept = [x for x in some if not any(map(x.outdone, some))]
+    same = [x for x in every if set(x.remedy.changes) <= set(TARGETS)]  # whatever it carries
+    first = [x for x in (fitting, next(iter([*same, *kept]), None)) if x is not None]
+    remedies = [x.remedy for x in (*first, *(x for x in kept if x not in first))]
+    nearest = first[0].search.choose() if first else None
+    if nearest is not None:
+        remedies[0] = replace(remedies[0], gives=nearest.carried)
     return NoPlanError(
-        f"no plan meets the targets: {describe_obstacle(question)}",
+        f"no plan meets the targets: {describe_obstacle(search)}",
         remedies,
-        q.deployment,
-        asked=describe_asked(question),
-        nearest=option,
+        search.q.deployments[0].deployment,
+        asked=describe_asked(search.q),
+        nearest=nearest,
     )
 
 
-def raise_defaults(question: ServiceQuestion, given: Collection[str]) -> ServiceQuestion | None:
+def raise_defaults(search: ServiceSearch) -> ServiceSearch | None:
     """Raise default targets that cannot be met even at light load, as with very long prompts.
 
     Parameters
     ----------
-    question
-        The question, of which nothing meets the targets.
-    given
-        Names of the targets that the user has set, which are kept.
+    search
+        The search, which found nothing that meets the targets.
 
     Returns
     -------
-    ServiceQuestion or None
-        The same question with defaults `RAISED` times what is reached at light load on the first
+    ServiceSearch or None
+        The same search with defaults `RAISED` times what is reached at light load on the first
         deployment that holds the model; None if no default is out of reach, or if tokens would come
         more slowly than anybody reads.
     """
-    times = (idle_times(question, where) for where in question.deployments)
-    least = next((found for found in times if found is not None), None)
-    if least is None:
-        return None
+    question = search.q
+    times = map(search.idle_times, question.deployments)
+    least = next((found for found in times if found is not None), {})
     raised = {
         name: round_up(RAISED * value)
         for name, value in least.items()
-        if name not in given and getattr(question.asked, name) < value < np.inf
+        if name not in question.given and getattr(question.asked, name) < value < np.inf
     }
     if not raised or raised.get("tpot", 0.0) > SLOWEST_READING:
         return None
-    return replace(question.under(**raised), raised=tuple(sorted(raised)))
+    return search.under(raised, tuple(sorted(raised)))
 
 
 def describe_asked(question: ServiceQuestion) -> str:
     """Which targets are kvsim's own, as none were given, and what the requests look like."""
-    asked, usual = question.asked, {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
     own = {
-        k: f"{k.upper()} {format_seconds(v)}" for k, v in usual.items() if getattr(asked, k) == v
+        name: f"{name.upper()} {format_seconds(getattr(question.asked, name))}"
+        for name in TARGETS
+        if name not in question.given
     }
     said = ""
     if own:
@@ -187,29 +242,29 @@ def describe_asked(question: ServiceQuestion) -> str:
     return f"{said}Requests: {question.load.words}. {question.load.caution}".rstrip()
 
 
-def describe_obstacle(question: ServiceQuestion) -> str:
+def describe_obstacle(search: ServiceSearch) -> str:
     """What stands in the way on the first deployment on which anything fits."""
-    q = question.deployments[0]
+    question, q = search.q, search.q.deployments[0]
     least, where = None, ""
     for other in question.deployments:
-        least = idle_times(question, other)
+        least = search.idle_times(other)
         if least is not None:
             where = _differing(q.deployment, other.deployment)
             break
     if least is None:
-        known = list(ServiceSearch(question).candidates(q))
+        known = list(search.candidates(q))
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
         d = q.deployment
         if refused := q.admission.describe_refusals(d) or not_served(q):
             return refused
-        tried = ServiceSearch(question).table(q).table.evidence
+        tried = search.table(q).table.evidence
         harmful = [found for found in tried if q.admission.harm(found) > KNOWN_BAD]
         if harmful and FULL not in {t.name for t in q.admission.candidates()}:
             mildest = min(harmful, key=lambda found: found.column)
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
             return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
-        if lossy := _weights_too_lossy(question):
+        if lossy := _weights_too_lossy(search):
             return lossy
         load = question.load
         tailed = _has_tail(load)
@@ -229,7 +284,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         text = f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
         tail = "one --prompt is a mean of lengths with a long tail, which --lengths equal lacks"
         return f"{text}; {tail}" if tailed else text
-    if np.inf in least.values() and (o := _play_idle(question, other)) is not None:
+    if np.inf in least.values() and (o := search.play_idle(other)) is not None:
         return (
             f"{100 * o.refused.mean():.2g} % of requests do not fit in the KV cache{where}, so "
             f"fewer than the {100 * question.asked.share:g} % asked can be served"
@@ -249,17 +304,16 @@ def describe_obstacle(question: ServiceQuestion) -> str:
     return "; ".join(found) or f"{some} cannot meet both targets, even at light load"
 
 
-def _weights_too_lossy(question: ServiceQuestion) -> str:
+def _weights_too_lossy(search: ServiceSearch) -> str:
     """That weights which fit lose more than is admitted, and what admits the gentlest of them."""
-    unjudged = [
-        replace(q, admission=replace(q.admission, judges_weights=False))
-        for q in question.deployments
-        if q.weights_lose
-    ]
+    unjudged = search.q.with_each(
+        lambda q: replace(q, admission=replace(q.admission, judges_weights=False))
+    )
+    free = ServiceSearch(unjudged, search)
     known = [
         (q.weights_evidence, q.deployment.weights)
-        for q in unjudged
-        if idle_times(question, q) is not None
+        for q, other in zip(search.q.deployments, unjudged.deployments, strict=True)
+        if q.weights_lose and free.idle_times(other) is not None
     ]
     if not known:
         return ""
@@ -282,37 +336,60 @@ def _experts_may_move(question: Question) -> bool:
     return bool(d.model.experts) and not question.admission.engine and "host" not in d.stack.kernels
 
 
-def find_fitting(question: ServiceQuestion) -> Mapping[str, str]:
-    """Options with which a model may fit that does not, or requests of which the longest does not.
+def _fit(before: Freed) -> Iterator[Freed]:
+    """What does not fit, with experts or layers in host memory, or with requests of equal lengths.
+
+    Default targets are raised where they are out of reach then.
+    """
+    search, question = before.search, before.q
+    first, load = question.deployments[0], question.load
+    if any(search.idle_times(q) is not None for q in question.deployments):
+        return
+    refused = first.admission.describe_refusals(first.deployment) or not_served(first)
+    if refused or _weights_too_lossy(search):
+        return
+    q = min(question.deployments, key=lambda q: full_weights(q.deployment))
+    changes: dict[str, str] = {}
+    if full_weights(q.deployment) >= q.limits.gpu_memory:
+        length = 2 ** ceil(log2(LONG_ENOUGH * (load.prompt + load.generate)))
+        changes = _keep_on_host(q, min(length, q.deployment.model.max_context))
+    elif _has_tail(load):
+        changes = {"lengths": "equal"}
+    asked = before.ask(changes) if changes else None
+    if asked is None:
+        return
+    freed = before.changed(asked, changes, "weights" in changes)
+    eased = None if freed.found is not None else raise_defaults(freed.search)
+    yield freed if eased is None else before.changed(eased, changes, freed.lossy)
+
+
+def _keep_on_host(question: Question, length: int) -> dict[str, str]:
+    """Options that keep experts or layers in host memory; none where no engine asked for can.
 
     Parameters
     ----------
-    question
-        The question, of which nothing meets the targets.
-
-    Returns
-    -------
-    dict
-        Values by option: experts in host memory, or requests of equal lengths; empty where
-        neither would help or anything fits.
+    length
+        Of a request that has to fit. [tokens]
     """
-    load = question.load
-    first = question.deployments[0]
-    if any(idle_times(question, q) is not None for q in question.deployments):
+    d = question.deployment
+    longest = {"max_model_len": str(length)}
+    if _experts_may_move(question):
+        return {"stack": "llamacpp", "weights": GGUF[-1], "n_cpu_moe": "auto"} | longest
+    if d.model.experts or not d.stack.weights.gguf:
         return {}
-    if first.admission.describe_refusals(first.deployment) or not_served(first):
-        return {}
-    if _weights_too_lossy(question):
-        return {}
-    mean = load.prompt + load.generate
-    q = min(question.deployments, key=lambda q: full_weights(q.deployment))
-    if full_weights(q.deployment) < q.limits.gpu_memory:
-        return {"lengths": "equal"} if _has_tail(load) else {}
-    if not _experts_may_move(q):
-        return {}
-    length = min(2 ** ceil(log2(LONG_ENOUGH * mean)), q.deployment.model.max_context)
-    hosted = {"stack": "llamacpp", "weights": "q4_k_m", "n_cpu_moe": "auto"}
-    return hosted | {"max_model_len": str(length)}
+    weights = d.weights if d.weights in GGUF else GGUF[-1]
+    layers = d.model.layers
+
+    def fits(hosted: int) -> bool:
+        host = replace(d.host, layers=frozenset(range(hosted)))
+        where = replace(d, weights=weights, host=host)
+        workload = replace(question.workload, prompt=length - 1, generate=1)
+        found = workload.predict(parse(FULL), where, np.ones(1))
+        return bool(found.gpu_bytes[0] <= question.limits.gpu_memory)
+
+    count = bisect_left(range(layers), True, key=fits)
+    narrower = {} if weights == d.weights else {"weights": weights}
+    return narrower | {"n_gpu_layers": str(layers - count)} | longest
 
 
 def not_served(question: Question) -> str:
@@ -348,151 +425,83 @@ def too_lossy(where: Question, known: list[Candidate]) -> str:
     return f"{text}; {mildest.needs} admits {mildest.technique} ({mildest.evidence})"
 
 
-def _play_idle(question: ServiceQuestion, where: Question) -> Outcome | None:
-    """What happens at light load; None where nothing fits."""
-    search, q = ServiceSearch(question), where
-    c = search.plain_or_best(q)
-    if c is None:
-        return None
-    try:
-        costs = search.costs(c)
-        assert costs.capacity > 0
-    except InputError:
-        return None
-    slower = known_factors(q.deployment, c.technique, question.asked.sure).apply(costs)
-    o = search.rates.play(slower, IDLE)
-    return o if o.finished.any() else None
-
-
-def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] | None:
-    """TTFT and TPOT that enough requests keep at light load; None where nothing fits. [s]
-
-    Infinite where more requests are larger than the cache than may be late.
-    """
-    o = _play_idle(question, where)
-    if o is None:
-        return None
-    share, refused = question.asked.share, float(o.refused.mean())
-    if refused > 1 - share:
-        return {"ttft": np.inf, "tpot": np.inf}
-    able = share / (1 - refused)  # of the others
-    return {
-        "ttft": float(np.nanquantile(o.ttft_s, able)),
-        "tpot": float(np.nanquantile(o.tpot_s, able)) if np.isfinite(o.tpot_s).any() else 0.0,
-    }
-
-
-def _remedies(
-    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None
-) -> Iterator[_Tried]:
+def _remedies(start: Freed) -> Iterator[Freed]:
     """The first change of each kind that does, and of several together where no part does alone."""
-    start, done = _Freed({}, question), list[set[str]]()
+    done = list[set[str]]()
     for kinds in CHANGED_TOGETHER:
         if any(some <= set(kinds) for some in done):
             continue
-        found = _first_known_loss([CHANGES[kind] for kind in kinds], start)
+        found = _first_known_loss(start, kinds)
         if found is not None:
             done += [] if found.poor else [set(kinds)]
             yield found
             alone = {"weights"} in done or {"weights", "times"} in done
             if "gpus" in kinds and "weights" not in kinds and not alone:
-                changed = [_narrower, *(CHANGES[kind] for kind in kinds)]
-                yield from _fewer_gpus(found, _apply(changed, start))
-    cards = _first(_other_cards(start)) or _first(_apply([_other_cards, _longer_times], start))
-    for found in (cards, _first(_less_sure(start))):
-        if found is not None:
-            yield found
-    if with_prompt is not None:
-        shorter = _first(_shorter(question, with_prompt))
-        if shorter is not None:
-            yield shorter
+                yield from _fewer_gpus(found, start.after("weights", *kinds))
 
 
-def _first_known_loss(kinds: list[Change], start: _Freed) -> _Tried | None:
+def _first_known_loss(start: Freed, kinds: tuple[str, ...]) -> Freed | None:
     """The first change that does without an unknown loss of quality, else the first with one."""
-    found = _first(x for x in _apply(kinds, start) if "lossy" not in x.changes)
-    if (found is None or found.poor) and _more_loss in kinds:
-        found = _first(x for x in _apply(kinds, start) if "lossy" in x.changes) or found
+    found = _first(x for x in start.after(*kinds) if "lossy" not in x.changes)
+    if (found is None or found.poor) and "loss" in kinds:
+        found = _first(x for x in start.after(*kinds) if "lossy" in x.changes) or found
     return found
 
 
-def _fewer_gpus(alone: _Tried, freed: Iterable[_Freed]) -> Iterator[_Tried]:
+def _fewer_gpus(alone: Freed, freed: Iterable[Freed]) -> Iterator[Freed]:
     """Narrower weights on fewer GPUs than the weights asked for need, the gentlest of the fewest.
 
     Parameters
     ----------
     alone
-        What more GPUs alone carry.
+        More GPUs alone.
     freed
         Questions with both changed.
     """
-    some = [x for x in freed if x.question.deployments[0].deployment.gpus < alone.carried.gpus]
-    found = _first(sorted(some, key=lambda x: x.question.deployments[0].deployment.gpus))
+    some = [x for x in freed if x.q.deployments[0].deployment.gpus < alone.carried.gpus]
+    found = _first(sorted(some, key=lambda x: x.q.deployments[0].deployment.gpus))
     if found is not None:
         yield found
 
 
-def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
-    """Every change of the first kind with every change of the next, and so on."""
-    if not kinds:
-        yield start
-        return
-    for one in kinds[0](start):
-        yield from _apply(kinds[1:], one)
-
-
-def _first(freed: Iterable[_Freed]) -> _Tried | None:
+def _first(freed: Iterable[Freed]) -> Freed | None:
     """The first change that does.
 
     Where all carry hardly any load, that which carries most. A target twice as long must carry
     clearly more, as another target may leave no use for it.
     """
-    poor: _Tried | None = None
+    poor: Freed | None = None
     left = TRIED_FURTHER
     for one in freed:
-        found = ServiceSearch(one.question).best_of_first()
-        if found is not None:
-            changes = dict(one.changes)
-            d = found.carried.deployment
-            if "tp" in changes:
-                given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
-                changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
-            little = found.carried.each_per_s < WORTH_NAMING * found.candidate.guess
-            known = found.candidate.evidence if one.lossy else None
-            caution = str(known or "")
-            remedy = PlanRemedy(changes, "", found.carried, caution=caution, evidence=known)
-            tried = _Tried(remedy, found, one.question.asked, little)
-            if not little:
-                return tried
-            gain = WORTH_FURTHER if poor is not None and tried.differs_in_times(poor) else 1.0
-            if poor is None or tried.carried.per_s > gain * poor.carried.per_s:
-                poor = tried
+        if one.found is not None:
+            if not one.poor:
+                return one
+            gain = WORTH_FURTHER if poor is not None and one.differs_in_times(poor) else 1.0
+            if poor is None or one.carried.per_s > gain * poor.carried.per_s:
+                poor = one
         left -= poor is not None
         if not left:
             break
     return poor
 
 
-def _longer_times(before: _Freed) -> Iterator[_Freed]:
+def _longer_times(before: Freed) -> Iterator[Freed]:
     """Round targets that leave room for load, the smallest first."""
-    question = before.question
-    asked = question.asked
-    some = [replace(question, deployments=(q,)) for q in question.deployments[:LAYOUTS_TRIED]]
-    known = [(one, idle_times(one, one.deployments[0])) for one in some]
-    for slack, (one, least) in product(TARGET_SLACKS, known):
+    some = before.q.deployments[:LAYOUTS_TRIED]
+    known = [(q, before.search.idle_times(q)) for q in some]
+    for slack, (q, least) in product(TARGET_SLACKS, known):
         times = {k: v for k, v in (least or {}).items() if np.isfinite(v)}
-        needed = {k: v for k, v in times.items() if v * TIGHT > getattr(asked, k)}
+        needed = {k: v for k, v in times.items() if v * TIGHT > getattr(before.q.asked, k)}
         longer = {k: round_up(v * slack) for k, v in needed.items()}
         if longer:
+            one = ServiceSearch(replace(before.q, deployments=(q,)), before.search)
             said = {k: show_time(v) for k, v in longer.items()}
-            freed = one.under(**longer)
-            yield replace(before, changes={**before.changes, **said}, question=freed)
+            yield before.changed(one.under(longer), said)
 
 
-def _narrower(before: _Freed) -> Iterator[_Freed]:
+def _narrower(before: Freed) -> Iterator[Freed]:
     """Weights of fewer bits, named by the user and so not judged by the limit of loss."""
-    question = before.question
-    able = [(q, narrower_formats(q.deployment)) for q in question.deployments]
+    able = [(q, narrower_formats(q.deployment)) for q in before.q.deployments]
     for name in dict.fromkeys(name for _, formats in able for name in formats):
         some = tuple(
             replace(
@@ -504,27 +513,24 @@ def _narrower(before: _Freed) -> Iterator[_Freed]:
             if name in formats
         )
         lossy = weights_evidence(some[0].deployment.model, name).kind != "lossless"
-        changes = {**before.changes, "weights": name}
-        yield _Freed(changes, replace(question, deployments=some), lossy)
+        yield before.changed(replace(before.q, deployments=some), {"weights": name}, lossy)
 
 
-def _more_loss(before: _Freed) -> Iterator[_Freed]:
+def _more_loss(before: Freed) -> Iterator[Freed]:
     """The techniques that lose more than was admitted, the mildest first."""
-    q = before.question.deployments[0]
-    known = [c for c in ServiceSearch(before.question).candidates(q) if "loss" in c.needs]
+    q = before.q.deployments[0]
+    known = [c for c in before.search.candidates(q) if "loss" in c.needs]
     for c in sorted(known, key=lambda c: (c.evidence.column, -c.value))[:LOSSY_TRIED]:
         name, _, value = c.needs[2:].partition(" ")
         admission = replace(q.admission, techniques=(c.technique,), unmeasured=True)
         one = replace(q, admission=admission).with_limits(loss=c.evidence.column)
-        changes = {**before.changes, name.replace("-", "_"): value}
-        free = replace(before.question, deployments=(one,))
-        yield _Freed(changes, free, lossy=True)
+        free = replace(before.q, deployments=(one,))
+        yield before.changed(free, {name.replace("-", "_"): value}, lossy=True)
 
 
-def _more_gpus(before: _Freed) -> Iterator[_Freed]:
+def _more_gpus(before: Freed) -> Iterator[Freed]:
     """More GPUs per replica, the fewest first."""
-    question = before.question
-    q = question.deployments[0]
+    question, q = before.q, before.q.deployments[0]
     base = replace(q.deployment, tp=1, pp=1, dp=1, ep=1)
     most = question.total_gpus or max(x.deployment.gpus for x in question.deployments)
     for count in MORE_GPUS:
@@ -535,14 +541,12 @@ def _more_gpus(before: _Freed) -> Iterator[_Freed]:
         if some:
             total = count if question.total_gpus else 0
             free = replace(question, deployments=some, total_gpus=total)
-            what = {"total_gpus": str(count)} if total else {"tp": ""}
-            yield replace(before, changes={**before.changes, **what}, question=free)
+            yield before.changed(free, {"total_gpus": str(count)} if total else {"tp": ""})
 
 
-def _other_cards(before: _Freed) -> Iterator[_Freed]:
+def _other_cards(before: Freed) -> Iterator[Freed]:
     """Other cards with the same layout, the cheapest first."""
-    question = before.question
-    q = question.deployments[0]
+    q = before.q.deployments[0]
     mine = q.deployment.hardware
     known = [load_hardware(name) for name in hardware_names()]
     priced = [h for h in known if h.price is not None and h.name != mine.name]
@@ -553,47 +557,50 @@ def _other_cards(before: _Freed) -> Iterator[_Freed]:
     ]
     for hardware in sorted(quicker, key=lambda h: h.price or 0.0)[:CARDS_TRIED]:
         try:
-            d = replace(q.deployment, hardware=hardware)
+            moved = ask_on(q, replace(q.deployment, hardware=hardware))
         except InputError:
             continue
-        if not engine_runs(q, d):
-            continue
-        share = q.limits.gpu_memory / mine.gpu_memory
-        moved = replace(q, deployment=d).with_limits(
-            gpu_memory=share * hardware.gpu_memory, host_memory=hardware.host_memory
-        )
-        yield _Freed({"gpu": hardware.name}, replace(question, deployments=(moved,)))
+        if engine_runs(q, moved.deployment):
+            yield before.changed(replace(before.q, deployments=(moved,)), {"gpu": hardware.name})
 
 
-def _less_sure(before: _Freed) -> Iterator[_Freed]:
+def _less_sure(before: Freed) -> Iterator[Freed]:
     """The targets only if predictions are exact."""
-    question = before.question
-    if question.asked.sure > 0.5:
-        yield _Freed({"sure": "0.5"}, replace(question, asked=replace(question.asked, sure=0.5)))
+    if before.q.asked.sure > 0.5:
+        yield before.changed(
+            replace(before.q, asked=replace(before.q.asked, sure=0.5)), {"sure": "0.5"}
+        )
 
 
-def _shorter(question: ServiceQuestion, with_prompt: Callable[[float], Load]) -> Iterator[_Freed]:
+def _shorter(before: Freed) -> Iterator[Freed]:
     """Prompts of half the length, and again."""
-    prompt = question.load.prompt
+    prompt = before.q.load.prompt
     for _ in range(HALVINGS):
         prompt /= 2
         if prompt < 16:
             return
         digits = 10 ** max(floor(log10(prompt)) - 1, 0)
-        mean = floor(prompt / digits) * digits
-        yield _Freed({"prompt": str(mean)}, with_prompts(question, mean, with_prompt))
+        changes = {"prompt": str(floor(prompt / digits) * digits)}
+        asked = before.ask(changes)
+        if asked is not None:
+            yield before.changed(asked, changes)
 
 
-CHANGES: Mapping[str, Change] = {
+CHANGES: Mapping[str, Callable[[Freed], Iterator[Freed]]] = {
+    "fit": _fit,
     "times": _longer_times,
     "weights": _narrower,
     "loss": _more_loss,
     "gpus": _more_gpus,
+    "cards": _other_cards,
+    "sure": _less_sure,
+    "prompt": _shorter,
 }
 CHANGED_TOGETHER = (
     ("times",), ("weights",), ("loss",), ("gpus",),
     ("weights", "times"), ("loss", "times"), ("weights", "loss"), ("weights", "loss", "times"),
     ("weights", "gpus"), ("gpus", "times"), ("weights", "gpus", "times"),
+    ("cards",), ("cards", "times"), ("fit", "times"), ("sure",), ("prompt",),
 )  # fmt: skip
 """Limits that are freed together, after those that are freed alone."""
 
@@ -614,38 +621,29 @@ class Otherwise:
     choice: PlayedOption | None
 
 
-def explain_choice(
-    search: ServiceSearch, with_prompt: Callable[[float], Load] | None = None
-) -> Iterator[Otherwise]:
+def explain_choice(search: ServiceSearch, ask: Ask) -> Iterator[Otherwise]:
     """Answer a question again with targets and prompts of half and of twice their size.
 
     Parameters
     ----------
     search
         The search that answered the question; its predictions are used again.
-    with_prompt
-        Draws the same requests with prompts of another mean; None where they are a trace's.
+    ask
+        Asks the question again with other options.
     """
     question = search.q
-    for name in ("ttft", "tpot"):
+    for name in TARGETS:
         limit = getattr(question.asked, name)
         for value in (limit / 2, 2 * limit) if np.isfinite(limit) else ():
-            choice = search.under(**{name: value}).choose()
+            choice = search.under({name: value}).choose()
             yield Otherwise(f"--{name} {show_time(value)}", choice)
-    for factor in (0.5, 2.0) if with_prompt is not None else ():
-        assert with_prompt is not None
+    for factor in (0.5, 2.0):
         mean = max(round(factor * question.deployments[0].workload.prompt), 1)
-        if mean + question.load.generate <= question.deployments[0].deployment.model.max_context:
-            changed = without_refused(with_prompts(question, mean, with_prompt))
-            yield Otherwise(f"--prompt {mean}", ServiceSearch(changed, search).choose())
-
-
-def with_prompts(
-    question: ServiceQuestion, mean: int, draw: Callable[[float], Load]
-) -> ServiceQuestion:
-    """The question with prompts of another mean."""
-    changed = question.with_each(lambda q: replace(q, workload=replace(q.workload, prompt=mean)))
-    return replace(changed, load=draw(mean))
+        longest = question.deployments[0].deployment.model.max_context
+        asked = ask({"prompt": str(mean)}) if mean + question.load.generate <= longest else None
+        if asked is not None:
+            other = ServiceSearch(without_refused(asked), search)
+            yield Otherwise(f"--prompt {mean}", other.choose())
 
 
 def without_refused(question: ServiceQuestion) -> ServiceQuestion:

@@ -6,8 +6,8 @@ arrive one by one, and the largest rate that keeps the targets decides. Of what 
 best is shown beside the choice, or chosen with ``--research``.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, weights_bytes
 from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.techniques.released import CACHE, FULL, engine_refusal, engines_running, served_by
@@ -106,6 +107,8 @@ class ServiceQuestion:
         GPUs that all serve; 0: deployments are compared by what one GPU of them carries.
     research
         Whether what no engine runs may be chosen.
+    given
+        Targets that the user set; the others are kvsim's defaults.
     raised
         Default targets that are longer than usual, as the usual ones are out of reach.
     """
@@ -117,6 +120,7 @@ class ServiceQuestion:
     tuned: tuple[str, ...] = ("max_tokens", "max_seqs")
     total_gpus: int = 0
     research: bool = False
+    given: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
 
     @property
@@ -291,42 +295,70 @@ def value_of_rate(question: ServiceQuestion, deployment: Deployment) -> float:
     return replicas if question.total_gpus else 1 / d.gpus
 
 
+@dataclass
+class _Evaluations:
+    """What searches have evaluated, by the identity of the objects that it is about.
+
+    Attributes
+    ----------
+    kept
+        The questions, kept alive so that no other object gets their identity.
+    """
+
+    kept: list[ServiceQuestion] = field(default_factory=list)
+    tables: dict[tuple[int, bool, str], TableSearch] = field(default_factory=dict)
+    costs: dict[tuple[str, int, bool], StepCosts] = field(default_factory=dict)
+    slower: dict[tuple[int, str, float], Slower] = field(default_factory=dict)
+    alone: dict[tuple[str, int, int, float], dict[str, float]] = field(default_factory=dict)
+    idle: dict[tuple[str, int, int, float], Outcome | None] = field(default_factory=dict)
+
+
 class ServiceSearch:
     """Candidates of one question, and what they carry.
 
     Parameters
     ----------
+    question
+        What the service is asked for.
     before
-        A search on the same deployments, whose times of passes are used again.
+        A search for another question, whose evaluations are used again.
     """
 
     def __init__(self, question: ServiceQuestion, before: "ServiceSearch | None" = None) -> None:
         self.q = question
         self.rates = RateSearch(question.load, question.asked)
         self.considered = 0
-        self._tables: dict[tuple[int, bool, str], TableSearch] = {}
-        self._costs: dict[tuple[str, int, bool], StepCosts] = before._costs if before else {}
-        self._slower: dict[tuple[int, str], Slower] = before._slower if before else {}
-        self._alone: dict[tuple[str, int], dict[str, float]] = {}
+        self._known: _Evaluations = before._known if before else _Evaluations()
+        self._known.kept.append(question)
 
-    def under(self, **times: float) -> "ServiceSearch":
-        """The same search under other targets, with what is known whatever they are. [s]"""
-        other = ServiceSearch(self.q.under(**times), self)
-        other._alone = self._alone
+    def under(self, times: Mapping[str, float], raised: tuple[str, ...] = ()) -> "ServiceSearch":
+        """Return the same search under other targets, with what is known whatever they are.
+
+        Parameters
+        ----------
+        times
+            The targets by name. [s]
+        raised
+            Which of them are defaults that were out of reach.
+        """
+        question = self.q.under(**times)
+        other = ServiceSearch(replace(question, raised=raised or question.raised), self)
         pairs = zip(self.q.deployments, other.q.deployments, strict=True)
         moved = {id(before): after for before, after in pairs}
-        other._tables = {
+        self._known.tables |= {
             (id(moved[key]), every, named): table.under(**times)
-            for (key, every, named), table in self._tables.items()
+            for (key, every, named), table in self._known.tables.items()
+            if key in moved
         }
         return other
 
     def slower(self, question: Question, technique: Technique) -> Slower:
         """How much longer passes may take than predicted."""
-        key = id(question.deployment), technique.name
-        if key not in self._slower:
-            self._slower[key] = known_factors(question.deployment, technique, self.q.asked.sure)
-        return self._slower[key]
+        d, sure = question.deployment, self.q.asked.sure
+        key, known = (id(d), technique.name, sure), self._known.slower
+        if key not in known:
+            known[key] = known_factors(d, technique, sure)
+        return known[key]
 
     # closed form
 
@@ -341,7 +373,7 @@ class ServiceSearch:
             The only technique to consider; empty for all.
         """
         q, key = question, (id(question), every, named)
-        if key not in self._tables:
+        if key not in self._known.tables:
             names = [
                 t.name for t in q.admission.candidates() if q.admission.has_drafter(t, q.deployment)
             ]
@@ -352,8 +384,8 @@ class ServiceSearch:
             search = TableSearch(q, tabulate(q, tuple(names)) if names else Options())
             search.drafts()
             self.considered += 0 if named else len(search.table)
-            self._tables[key] = search
-        return self._tables[key]
+            self._known.tables[key] = search
+        return self._known.tables[key]
 
     def plain(self, question: Question) -> Candidate | None:
         """Full KV at its best batch on one deployment; None where it may not run or not fit."""
@@ -440,7 +472,7 @@ class ServiceSearch:
         )
         assert costs.capacity > 0
         key = str(c.technique), id(c.deployment), rough
-        known = self._costs.get(key)
+        known = self._known.costs.get(key)
         if known is None or not known.reaches(costs):
             most = BUDGETS[-1] * c.deployment.lanes if known else 0  # others are then asked for too
             wide = replace(costs, rules=replace(rules, max_tokens=max(most, rules.max_tokens)))
@@ -448,7 +480,7 @@ class ServiceSearch:
                 known = wide.with_density(ROUGH_DENSITY, work=False)
             else:
                 known = wide.times_alone(known)
-            self._costs[key] = known
+            self._known.costs[key] = known
         return costs.sharing(known)
 
     def play(
@@ -502,10 +534,14 @@ class ServiceSearch:
 
     def times_alone(self, candidate: Candidate) -> dict[str, float]:
         """Least TTFT and TPOT of the prompt that the share asked for do not exceed. [s]"""
-        key = str(candidate.technique), id(candidate.deployment)
-        if key not in self._alone:
-            self._alone[key] = self._time_alone(candidate)
-        return self._alone[key]
+        key = self._key(candidate)
+        if key not in self._known.alone:
+            self._known.alone[key] = self._time_alone(candidate)
+        return self._known.alone[key]
+
+    def _key(self, c: Candidate) -> tuple[str, int, int, float]:
+        """What the times of a candidate for these requests depend on, whatever the targets."""
+        return str(c.technique), id(c.deployment), id(self.q.load), self.q.asked.sure
 
     def _time_alone(self, candidate: Candidate) -> dict[str, float]:
         c = candidate
@@ -517,6 +553,41 @@ class ServiceSearch:
         ttft = 0.0 if self.q.load.reuses else float(found.prefill_s[0])  # a part may be cached
         tpot = 0.0 if c.technique.drafts else float(np.nan_to_num(found.tpot_s)[0])
         return {"ttft": ttft * slower.prefill, "tpot": tpot * slower.decode}
+
+    def play_idle(self, where: Question) -> Outcome | None:
+        """What happens at light load on a deployment; None where nothing fits."""
+        c = self.plain_or_best(where)
+        if c is None:
+            return None
+        key = self._key(c)
+        if key not in self._known.idle:
+            self._known.idle[key] = self._play_idle(c)
+        return self._known.idle[key]
+
+    def _play_idle(self, c: Candidate) -> Outcome | None:
+        try:
+            costs = self.costs(c)
+        except InputError:
+            return None
+        o = self.rates.play(self.slower(c.question, c.technique).apply(costs), IDLE)
+        return o if o.finished.any() else None
+
+    def idle_times(self, where: Question) -> dict[str, float] | None:
+        """TTFT and TPOT that enough requests keep at light load; None where nothing fits. [s]
+
+        Infinite where more requests are larger than the cache than may be late.
+        """
+        o = self.play_idle(where)
+        if o is None:
+            return None
+        share, refused = self.q.asked.share, float(o.refused.mean())
+        if refused > 1 - share:
+            return {"ttft": np.inf, "tpot": np.inf}
+        able = share / (1 - refused)  # of the others
+        return {
+            "ttft": float(np.nanquantile(o.ttft_s, able)),
+            "tpot": float(np.nanquantile(o.tpot_s, able)) if np.isfinite(o.tpot_s).any() else 0.0,
+        }
 
     def _promise(self, c: Candidate) -> float:
         """What equal requests promise, less where long prompts alone would miss their target."""
@@ -555,7 +626,7 @@ class ServiceSearch:
     def choose(self) -> PlayedOption | None:
         """The choice alone; None where nothing keeps the targets."""
         near, _ = self._play_all(self.shortlist(self.q.research)[0], 1 - WORTH_PLAYING)
-        return self._settle(near) if near else None
+        return self.typical(self._settle(near)) if near else None
 
     def _play_all(
         self, admitted: list[Candidate], shown: float = 0.0
@@ -604,33 +675,39 @@ class ServiceSearch:
         near, behind = self._play_all(admitted)
         if not near:
             return None
-        choice = self._settle(near)
-        choice = replace(choice, carried=self.rates.typical(choice.carried))
+        once = self._settle(near)  # in the first draw, as all that is compared at first
         others: dict[str, PlayedOption] = {}  # the best by what would admit it
         for c in lossy:
-            o, known = self._play_against(choice, c), others.get(c.needs)
+            o, known = self._play_against(once, c), others.get(c.needs)
             if o is not None and (known is None or o.value > known.value):
                 others[c.needs] = o
-        same = choice.candidate
-        rivals = [o for o in (*near, *behind) if o.candidate is not same]
-        prices = self._prices(choice)
-        rejected = list(explain_others(self, choice, rivals, list(others.values())))
+        rivals = [o for o in (*near, *behind) if o.candidate is not once.candidate]
+        prices, choice = self._prices(once), self.typical(once)
+        shown = find_others(self, once, rivals, list(others.values()))
+        rejected = [Rejected(o, compare_options(self.q, choice, o)) for o in shown]
         return ServicePlan(
             self.q,
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
             rejected,
             self._narrower(choice),
-            self._other_layout(choice, [r.option for r in rejected]),
+            self._other_layout(choice, shown),
             self._research(choice),
             prices,
-            self._barely_met(choice, prices),
+            self._barely_met(once, prices),
             self.considered,
             self.rates.plays,
             max(prices.values(), default=0.0) < MATTERS and self._fills_cache(choice),
             [] if self.q.total_gpus else self._missing(admitted, [*near, *behind]),
             self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
         )
+
+    def typical(self, option: PlayedOption) -> PlayedOption:
+        """An option with the rate and the times of several draws, as all that is printed has."""
+        carried = self.rates.typical(option.carried)
+        lower = carried.each_per_s / option.carried.each_per_s
+        value = option.value * (1.0 if self.q.objective == "latency" else lower)
+        return replace(option, carried=carried, value=value)
 
     def _play_against(self, choice: PlayedOption, candidate: Candidate) -> PlayedOption | None:
         """A candidate under the choice's limits; None where even a rough rate is too far behind."""
@@ -741,7 +818,10 @@ class ServiceSearch:
                     break
             alone = self.times_alone(choice.candidate)[name]
             roomier = factor * getattr(self.q.asked, name)
-            return BarelyMet(name, alone, roomier, rate * choice.carried.replicas)
+            asked = replace(self.q.asked, **{name: roomier})
+            carried = replace(choice.carried, each_per_s=rate, asked=asked)
+            found = RateSearch(self.q.load, asked).typical(carried)
+            return BarelyMet(name, alone, roomier, found.per_s)
         return None
 
     def _fills_cache(self, choice: PlayedOption) -> bool:
@@ -811,7 +891,7 @@ class ServiceSearch:
             plain, least = search.plain(other), (1 + MATTERS) * choice.value
             found = search.play(plain, _settings(choice), least=least) if plain else None
             self.rates.plays += search.rates.plays
-            if found is not None and found.value >= least:
+            if found is not None and (found := self.typical(found)).value >= least:
                 return found
         return None
 
@@ -837,7 +917,7 @@ class ServiceSearch:
         if found is None:
             return None
         per_gpu = self.q.objective == "throughput" and not self.q.total_gpus
-        return replace(found, value=found.value / c.gpus) if per_gpu else found
+        return self.typical(replace(found, value=found.value / c.gpus) if per_gpu else found)
 
     def best_of_first(self) -> PlayedOption | None:
         """What the best of the few deployments carries that equal requests find best."""
@@ -869,6 +949,7 @@ class ServiceSearch:
         best = max(some, key=lambda c: c.value, default=None)
         least = choice.value * (1 + AS_GOOD)
         found = self.play(best, _settings(choice), least=least) if best else None
+        found = found and self.typical(found)
         return found if found is not None and found.value > least else None
 
 
@@ -902,13 +983,13 @@ def _within(search: TableSearch, row: int, limits: dict[str, float]) -> bool:
     return all(bool(search.table.columns[k][row] <= v * (1 + 1e-9)) for k, v in limits.items())
 
 
-def explain_others(
+def find_others(
     search: ServiceSearch,
     choice: PlayedOption,
     rivals: list[PlayedOption],
     lossy: list[PlayedOption],
-) -> Iterator[Rejected]:
-    """Yield the other options that a person would weigh, at most five, with a reason each.
+) -> list[PlayedOption]:
+    """Return the other options that a person would weigh, at most five.
 
     Lossy options that would otherwise be chosen come first, the smallest loss of quality leading.
     Then follows the best option of each technique and deployment, unless it carries less and is
@@ -926,17 +1007,16 @@ def explain_others(
     lossy
         Options that lose quality and were not admitted.
 
-    Yields
-    ------
-    Rejected
-        An option with the reason against it.
+    Returns
+    -------
+    list of PlayedOption
+        The options, played with several draws.
     """
-    q, shown = search.q, 0
+    q, shown = search.q, list[PlayedOption]()
     mine = search.times_alone(choice.candidate)
     for other in sorted(lossy, key=lambda o: (o.candidate.evidence.column, -o.value)):
         if choice.value < other.value * (1 - choice.margin(other)):  # it would be chosen
-            shown += 1
-            yield Rejected(other, compare_options(q, choice, other))
+            shown.append(other)
     seen: set[tuple[str, int]] = set()
     for other in sorted(rivals, key=lambda o: -o.value):
         c = other.carried
@@ -948,12 +1028,11 @@ def explain_others(
         dominated &= not (compared and c.technique.name == FULL)
         named = c.deployment.hardware.name != choice.carried.deployment.hardware.name
         dominated |= other.value < WORTH_SHOWING * choice.value and not named
-        if key in seen or shown >= MAX_ALTERNATIVES or dominated:
+        if key in seen or len(shown) >= MAX_ALTERNATIVES or dominated:
             continue
         seen.add(key)
-        shown += 1
-        exact = (search.play(other.candidate) or other) if other.rough else other
-        yield Rejected(exact, compare_options(q, choice, exact))
+        shown.append((search.play(other.candidate) or other) if other.rough else other)
+    return list(map(search.typical, shown))
 
 
 def compare_options(question: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:

@@ -91,7 +91,7 @@ def test_explained_turns_are_what_asking_directly_answers() -> None:
     assert isinstance(found, ServicePlan)
     search = ServiceSearch(found.question)
     search.choose()
-    for turn in islice(explain_choice(search), 1, None, 2):
+    for turn in islice(explain_choice(search, lambda changes: None), 1, None, 2):
         name, value = turn.option.removeprefix("--").split()
         times = {name: float(value.rstrip("ms")) / (1e3 if value.endswith("ms") else 1)}
         direct = ServiceSearch(found.question.under(**times)).choose()
