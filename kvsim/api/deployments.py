@@ -440,8 +440,15 @@ def build_deployments(inputs: Inputs) -> list[Deployment]:
     if inputs.tp == ["auto"]:
         sizes = [n for n in TP_CHOICES if bases[0].model.heads % n == 0]
     degrees = list(product(inputs.pp, inputs.dp, inputs.ep))
+    ways = [(n, *degree) for n, degree in product(sizes, degrees)]
+    if (
+        inputs.tp == ["auto"]
+        and bases[0].model.experts
+        and not {"ep", "total_gpus"} & inputs.given.keys()
+    ):
+        ways += [(n, pp, dp, n * dp) for n, pp, dp, _ in ways if n > 1]
     found, problem = [], None
-    for base, form, n, (pp, dp, ep) in product(bases, formats, sizes, degrees):
+    for base, form, (n, pp, dp, ep) in product(bases, formats, ways):
         try:
             weights = base.weights if form == RELEASED else form  # an Ollama tag has its own
             found.append(replace(base, weights=weights, tp=n, pp=pp, dp=dp, ep=ep))
@@ -451,7 +458,7 @@ def build_deployments(inputs: Inputs) -> list[Deployment]:
             problem = problem or error
     if not found and problem is not None:
         raise problem
-    return sorted(found, key=lambda d: d.gpus) if len(degrees) > 1 else found
+    return sorted(found, key=lambda d: d.gpus) if len(ways) > len(sizes) else found
 
 
 def build_layouts(inputs: Inputs) -> list[Deployment]:

@@ -107,16 +107,16 @@ def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[Servi
             return None
         try:
             other = Inputs(inputs.command, {**inputs.given, **changes})
-            return _build_question(other, deployments if shorter else build_deployments(other))
+            asked = _build_question(other, deployments if shorter else build_deployments(other))
         except (InputError, InfeasibleError):
             return None
+        kept = set(search.q.raised) - set(changes)
+        return asked.under(**{name: getattr(search.q.asked, name) for name in kept})
 
-    search = first = ServiceSearch(question)
+    search = raise_defaults(ServiceSearch(question))
     found = search.solve()
-    if found is None and (eased := raise_defaults(search)) is not None:
-        search, found = eased, eased.solve()
     if found is None:
-        raise explain_no_service(first, ask)
+        raise explain_no_service(search, ask)
     _note_experts(inputs, found.choice.carried.deployment)
     settings = []
     if inputs.emit:

@@ -48,7 +48,7 @@ from kvsim.techniques.released import FULL, engine_refusal, served_by
 TARGETS = "ttft", "tpot"
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 TIGHT = 1.25  # times what a request takes alone: a shorter target leaves no room for others
-RAISED = 2.0  # times what is reached at light load: defaults that were out of reach
+RAISED = 2.0  # times what is reached at light load: the least that default targets are
 SLOWEST_READING = 1.0  # per token [s]
 TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
 HALVINGS = 3  # of the prompt
@@ -196,31 +196,32 @@ def explain_no_service(search: ServiceSearch, ask: Ask) -> NoPlanError:
     )
 
 
-def raise_defaults(search: ServiceSearch) -> ServiceSearch | None:
-    """Raise default targets that cannot be met even at light load, as with very long prompts.
+def raise_defaults(search: ServiceSearch) -> ServiceSearch:
+    """Raise default targets that leave no room for load, as with very long prompts.
 
     Parameters
     ----------
     search
-        The search, which found nothing that meets the targets.
+        A search under the targets of the question.
 
     Returns
     -------
-    ServiceSearch or None
-        The same search with defaults `RAISED` times what is reached at light load on the first
-        deployment that holds the model; None if no default is out of reach, or if tokens would come
-        more slowly than anybody reads.
+    ServiceSearch
+        The same search, whose default targets are at least `RAISED` times what the deployment with
+        the shortest prefill reaches at light load. Unchanged where nothing fits, or where tokens
+        would come more slowly than anybody reads.
     """
     question = search.q
-    times = map(search.idle_times, question.deployments)
-    least = next((found for found in times if found is not None), {})
+    some = [c for q in question.deployments if (c := search.plain_or_best(q)) is not None]
+    quickest = min(some, key=lambda c: search.times_alone(c)["ttft"], default=None)
+    least = search.idle_times(quickest.question) if quickest is not None else None
     raised = {
         name: round_up(RAISED * value)
-        for name, value in least.items()
-        if name not in question.given and getattr(question.asked, name) < value < np.inf
+        for name, value in (least or {}).items()
+        if name not in question.given and getattr(question.asked, name) < RAISED * value < np.inf
     }
     if not raised or raised.get("tpot", 0.0) > SLOWEST_READING:
-        return None
+        return search
     return search.under(raised, tuple(sorted(raised)))
 
 

@@ -260,7 +260,7 @@ class ServicePlan:
     considered: int  # settings and batches in closed form
     plays: int
     fills_cache: bool  # whether the KV cache ends the rate: a larger one would raise it
-    missing: list[Deployment]  # of those asked for, on which nothing keeps the targets
+    missing: list[Question]  # of those asked for, on which nothing keeps the targets
     replicas: int = 0  # that carry a trace at its own rate; 0 where the largest rate was asked for
 
     @property
@@ -717,12 +717,12 @@ class ServiceSearch:
             return None
         return self.play(c, settings)
 
-    def _missing(self, tried: list[Candidate], played: list[PlayedOption]) -> list[Deployment]:
-        """Deployments with nothing that fits in memory, or nothing that keeps the targets."""
+    def _missing(self, tried: list[Candidate], played: list[PlayedOption]) -> list[Question]:
+        """The question of each deployment on which nothing fits, or nothing keeps the targets."""
         kept = {id(o.candidate.question) for o in played}
         failed = {id(c.question) for c in tried} - kept
         return [
-            q.deployment
+            q
             for q in self.q.deployments
             if id(q) in failed
             or (

@@ -19,11 +19,13 @@ from kvsim.planner.question import (
 )
 from kvsim.planner.remedies import Otherwise
 from kvsim.planner.service import (
+    MATTERS,
     MAX_ALTERNATIVES,
     ClassPlan,
     PlayedOption,
     ServicePlan,
     compare_options,
+    full_weights,
 )
 from kvsim.prediction.pool import KvPool, pool
 from kvsim.quality.evidence import Evidence
@@ -307,7 +309,7 @@ def _sentence(plan: ServicePlan) -> str:
     targets = [
         f"{name.upper()} {units.seconds(getattr(asked, name))}"
         + (" (default)" if own == {name} else "")
-        + (f" (default {units.seconds(usual[name])} is out of reach)" if name in raised else "")
+        + (" (twice an idle server's p90)" if name in raised else "")
         for name in usual
         if isfinite(getattr(asked, name))
     ]
@@ -422,12 +424,33 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             f"The rate is limited by {cause}: neither longer targets nor more memory would raise "
             f"it much; more or faster GPUs{larger} would."
         )
-    if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
-        chosen, shown = plan.choice.carried.deployment, plan.missing[:MAX_MISSING]
-        some = [phrases.differing_options(chosen, d) for d in shown]
-        more = len(plan.missing) - MAX_MISSING
-        some += [f"{more} more"] if more > 0 else []
-        yield f"No plan meets the targets with {names.join_words(some, 'or')}."
+    unfit = [q for q in plan.missing if full_weights(q.deployment) > q.limits.gpu_memory]
+    late = [q.deployment for q in plan.missing if q not in unfit]
+    if unfit:
+        size = units.size(min(full_weights(q.deployment) for q in unfit))
+        some = [replace(q.deployment, ep=1) for q in unfit]  # which hold as much with any ep
+        chosen = replace(plan.choice.carried.deployment, ep=1)
+        said = _name_missing(plan, chosen, some)
+        yield f"The weights ({size} per GPU or more) do not fit with {said}."
+    if late:
+        said = _name_missing(plan, plan.choice.carried.deployment, late)
+        yield f"No plan meets the targets with {said}."
+    layout = plan.layout
+    if layout is not None and layout.value > (1 + MATTERS) * plan.choice.value:
+        yield f"Another layout would raise the rate: {_describe_layout(plan, layout)}."
+
+
+def _name_missing(plan: ServicePlan, chosen: Deployment, others: Sequence[Deployment]) -> str:
+    """Name deployments by the options in which they differ from the choice."""
+    cards = {q.deployment.hardware.name for q in plan.question.deployments}
+    named = []
+    for other in others:
+        card, options = f"--gpu {other.hardware.name}", phrases.differing_options(chosen, other)
+        named.append(options if card in options or len(cards) == 1 else f"{card} {options}")
+    named = list(dict.fromkeys(named))
+    more = len(named) - MAX_MISSING
+    shown = [*named[:MAX_MISSING], *([f"{more} more"] if more > 0 else [])]
+    return names.join_words(shown, "or")
 
 
 def _by_target(told: str) -> str:
