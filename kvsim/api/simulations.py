@@ -34,6 +34,7 @@ from kvsim.report.simulate import (
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets, faults
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
+from kvsim.serving.records import World
 from kvsim.serving.rules import NIC_RATE, PREFIX_LOADS, SPLIT, Rules
 from kvsim.serving.servable import within_context
 from kvsim.serving.simulate import Run, draw_rates, find_acceptance, usual_route, with_acceptance
@@ -133,10 +134,14 @@ class TraceRun:
         way = f", prefix load {costs.rules.prefix_load}" if self.otherwise else ""
         progress = ProgressLine(f"{costs.technique}{way}", "requests", len(self.requests))
         what = self.requests, costs
+
+        def tell(world: World) -> None:
+            progress(world.done)
+
         if self.pools is None:
-            run = simulate(*what, self.replicas, self.route, self.rates, told=progress)
+            run = simulate(*what, self.replicas, self.route, self.rates, told=tell)
         else:
-            run = simulate_pools(*what, self.pools, self.route, self.rates, told=progress)
+            run = simulate_pools(*what, self.pools, self.route, self.rates, told=tell)
         progress.finish()
         return run
 

@@ -116,8 +116,9 @@ def choose_seller(
     every = find_sellers(asked)
     if seller is not None and seller not in (ANY, *(known := {x.seller for x in list_prices()})):
         raise unknown("seller in --seller:", seller, (*known, ANY))
-    if seller is None and not any(set(asked) <= {*sold, *optional} for sold in every.values()):
-        seller = ANY  # no seller has all of them
+    if seller is None:
+        whole = (name for name, sold in every.items() if set(asked) <= {*sold, *optional})
+        seller = next(whole, ANY)
     if seller == ANY:
         found = {
             gpu: min((x[gpu] for x in every.values() if gpu in x), key=lambda price: price.usd)
@@ -125,8 +126,7 @@ def choose_seller(
             if any(gpu in x for x in every.values())
         }
     else:
-        seller = seller or next(iter(every), None)
-        found = every.get(seller or "", {})
+        found = every.get(seller, {})
     missing = [gpu for gpu in asked if gpu not in {*found, *optional}]
     if missing:
         others = [x for x, prices in every.items() if missing[0] in prices]

@@ -6,7 +6,6 @@ simulated together, as the next turn depends on decoding. A disconnected request
 either pool; a cache in transfer is then discarded on arrival.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from kvsim.serving.records import (
     Event,
     Integers,
     Replica,
+    Told,
     World,
     make,
 )
@@ -55,7 +55,6 @@ from kvsim.serving.world import Course, make_world
 from kvsim.traces.requests import Requests
 
 TRANSFERS = ("layers", "whole")
-Told = Callable[[int], None]  # called with the number of requests that are done
 
 
 @frozen
@@ -98,7 +97,7 @@ def simulate_pools(
     pools: TwoPools,
     route: str = "",
     rate: Array | None = None,
-    told: Told = lambda done: None,
+    told: Told = lambda world: None,
 ) -> Run:
     """Simulate a trace on a prefill pool and a decode pool.
 
@@ -195,19 +194,17 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> NDArray[np
     blocks = -(-requests.prompt.astype(np.int64) // costs.rules.block_tokens)
     # a prompt beyond the context is refused, and has no size
     size = costs.tables.gpu_bytes[np.where(requests.status == FINISHED, blocks, 0)]
-    free = np.zeros(pools.prefill)
     ready = np.full(requests.size, np.nan)
     order = np.argsort(requests.first, kind="stable")
     order = order[requests.status[order] == FINISHED]
-    firsts, starts, senders = (
-        np.asarray(requests[name]).tolist() for name in ("first", "started", "replica")
-    )
-    for i in order.tolist():
-        sender, read, begin = senders[i], firsts[i], firsts[i]
-        if pools.transfer == "layers":
-            begin = starts[i]
-            read += size[i] / layers / rate
-        ready[i] = free[sender] = max(max(begin, free[sender]) + size[i] / rate, read)
+    for sender in range(pools.prefill):
+        mine = order[requests.replica[order] == sender]
+        takes, read = size[mine] / rate, requests.first[mine]
+        begin = requests.started[mine] if pools.transfer == "layers" else read
+        last_layer = takes / layers if pools.transfer == "layers" else 0.0
+        alone = np.maximum(begin + takes, read + last_layer)
+        sent = np.cumsum(takes)  # if each had to wait for the one before it
+        ready[mine] = sent + np.maximum.accumulate(alone - sent)
     return ready
 
 
@@ -265,9 +262,8 @@ def simulate_turns(
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
     both = Apart(reading, decoding, course, second)
     tables, given = costs.tables, both
-    progress = decoding.requests
     while not play_pools(tables, given):
-        told(int(np.count_nonzero(progress.status >= FINISHED)))
+        told(decoding)
     return decoding
 
 

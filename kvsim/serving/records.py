@@ -4,7 +4,7 @@ Each class defines the fields of a NumPy structured dtype through its annotation
 reads ``replica.clock`` as Python reads an attribute.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints, overload
 
@@ -305,6 +305,13 @@ class World(NamedTuple):
     events: Records[Event]  # heap of pending events
     links: Any = None  # rate of each of LINKS [B/s]; None where only GPUs keep blocks
 
+    @property
+    def done(self) -> int:
+        """Number of requests that are finished, aborted or refused."""
+        return int(np.count_nonzero(self.requests.status >= FINISHED))
+
+
+Told = Callable[[World], None]  # called now and then with the state of a simulation
 
 TieredWorld = Annotated[World, "whose links lead to other memories that keep shared blocks"]
 

@@ -1,6 +1,6 @@
 """Simulation of a request trace on a fleet of equal replicas."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from kvsim.graph import Array
 from kvsim.serving.core import fetch, jit_entry, share
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
-    FINISHED,
     GAP_BINS,
     GAPS,
     NO_INDEX,
@@ -20,6 +19,7 @@ from kvsim.serving.records import (
     Records,
     Replica,
     Request,
+    Told,
     World,
     make,
 )
@@ -48,6 +48,7 @@ from kvsim.traces.attention import Acceptance, AttentionTrace
 from kvsim.traces.requests import Requests
 
 REQUESTS_PER_CALL = 16384  # requests between two looks at what else happens, such as Ctrl-C
+FEWEST_PER_CALL, CALLS = 1024, 8  # requests of a call at least, and calls that a trace has then
 FETCH_AHEAD = 8  # arrivals between two steps of asking for what a request will need
 
 
@@ -117,7 +118,7 @@ def simulate(
     route: str = "",
     rate: Array | None = None,
     until: float = np.inf,
-    told: Callable[[int], None] = lambda done: None,
+    told: Told = lambda world: None,
 ) -> Run:
     """Simulate a trace on a number of replicas.
 
@@ -132,7 +133,7 @@ def simulate(
         of equals to the least loaded. By default as ``usual_route`` returns.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
     until : passes that would begin later are not simulated. [s]
-    told : called now and then with the number of requests that are done.
+    told : called now and then with the state of the simulation.
 
     Raises
     ------
@@ -150,9 +151,7 @@ def simulate(
     return Run(requests, costs, world)
 
 
-def play_world(
-    world: World, costs: StepCosts, how: tuple[int, float], told: Callable[[int], None]
-) -> None:
+def play_world(world: World, costs: StepCosts, how: tuple[int, float], told: Told) -> None:
     """Simulate until all requests are done.
 
     Parameters
@@ -160,25 +159,24 @@ def play_world(
     world : idle replicas and requests that are still to arrive, changed in place.
     costs : step costs of the technique in the deployment.
     how : index of the route in ``ROUTES``, and the time from which on no pass begins. [s]
-    told : called now and then with the number of requests that are done.
+    told : called now and then with the state of the simulation.
     """
     route, until = how
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
-    progress = world.requests
     tables, whole = share(costs.tables), share(world)
     if world.turns.size:
         queue_first_turns(world, course, costs)
         while not play_turns(tables, whole, course):
-            told(int(np.count_nonzero(progress.status >= FINISHED)))
+            told(world)
         return
     due = np.zeros(world.replicas.size)
     for order in (*_orders(world, course, costs), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
         coming = ArrivalOrder(order, due)
         while not play(tables, whole, course, coming):
-            told(int(np.count_nonzero(progress.status >= FINISHED)))
-        told(int(np.count_nonzero(progress.status >= FINISHED)))
+            told(world)
+        told(world)
 
 
 def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers]:
@@ -190,7 +188,8 @@ def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers
     coming = np.flatnonzero((progress.status != REFUSED) & in_time)
     if course.route == ROUND_ROBIN:
         progress.replica[coming] = np.arange(coming.size) % world.replicas.size
-    piece = REQUESTS_PER_CALL if course.together else REQUESTS_PER_CALL * world.replicas.size
+    piece = min(max(coming.size // CALLS, FEWEST_PER_CALL), REQUESTS_PER_CALL)
+    piece *= 1 if course.together else world.replicas.size
     for first in range(0, coming.size, piece):
         order = coming[first : first + piece]
         if not course.together:

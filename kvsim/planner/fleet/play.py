@@ -1,6 +1,6 @@
 """A fleet plays traffic: which kind of replica serves which requests, and what they waited."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -14,11 +14,12 @@ from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetT
 from kvsim.planner.fleet.offers import Configuration, count_replicas
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
-from kvsim.serving.records import REFUSED
+from kvsim.serving.records import NO_INDEX, REFUSED, Told, World
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
 
 HUGE = 1e300  # stands for an infinite time [s]
+HOPELESS = 2.0  # times its target of TTFT: how much later a request is does not matter
 
 
 @frozen
@@ -234,7 +235,38 @@ def quantile(values: Array, share: float) -> float:
     return np.inf if found > HUGE / 1e9 else found
 
 
-def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
+class TargetsLostError(Exception):
+    """More requests are far beyond their TTFT targets than may be."""
+
+
+def stop_if_lost(traffic: Traffic, targets: Iterable[FleetTargets], slowdown: float) -> Told:
+    """Make a callback of a simulation that ends it when no targets can be met any more.
+
+    Parameters
+    ----------
+    traffic
+        What is played.
+    targets
+        All targets that the outcome is held against.
+    slowdown
+        Everything that a replica does takes so many times as long.
+    """
+    longest = HOPELESS * max(x.uniform.ttft for x in targets) / slowdown
+    may_miss = (1 - min(x.share for x in targets)) * len(traffic.requests)
+
+    def check(world: World) -> None:
+        """Count requests that have waited, up to the clock of their replica, for too long."""
+        r = world.requests
+        waited = np.fmin(r.first, world.replicas.clock[r.replica]) - r.arrival
+        if np.count_nonzero((waited > longest) & (r.replica != NO_INDEX)) > may_miss:
+            raise TargetsLostError
+
+    return check
+
+
+def play(
+    traffic: Traffic, fleet: Fleet, slowdown: float = 1.0, told: Told = lambda world: None
+) -> Played:
     """Play traffic on a fleet.
 
     Requests go to a kind of replica by their class, in the fleet's shares, and among replicas of a
@@ -249,6 +281,8 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
         What serves them.
     slowdown
         Everything that a replica does takes so many times as long.
+    told
+        Called now and then with the state of the simulation.
     """
     requests = traffic.requests
     kind = traffic.dispatched(fleet.share)
@@ -263,7 +297,7 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
             if not rows.size:
                 continue
             some = faster if rows.size == len(requests) else faster.take(rows)
-            outcome = serve(some, fleet.kinds[j], count)
+            outcome = serve(some, fleet.kinds[j], count, told)
             for into, found in zip(times, waits(outcome), strict=True):
                 into[rows] = found * slowdown
             last = outcome.run.progress.last[~outcome.refused]
@@ -273,7 +307,12 @@ def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
     return Played(ttft, tpot, latency, kind, tuple(groups), end, requests.prompt)
 
 
-def serve(requests: Requests, configuration: Configuration, count: int) -> Outcome:
+def serve(
+    requests: Requests,
+    configuration: Configuration,
+    count: int,
+    told: Told = lambda world: None,
+) -> Outcome:
     """Simulate a trace on a number of equal replicas.
 
     Parameters
@@ -285,12 +324,14 @@ def serve(requests: Requests, configuration: Configuration, count: int) -> Outco
         engines of a replica if these are apart.
     count
         Number of replicas.
+    told
+        Called now and then with the state of the simulation.
     """
     one, route = configuration.apart, configuration.route
     if one is None:
-        return Outcome(simulate(requests, configuration.costs, count, route))
+        return Outcome(simulate(requests, configuration.costs, count, route, told=told))
     pools = replace(one, prefill=count * one.prefill, decode=count * one.decode)
-    return Outcome(simulate_pools(requests, configuration.costs, pools, route))
+    return Outcome(simulate_pools(requests, configuration.costs, pools, route, told=told))
 
 
 def _summarize(kind: int, count: int, outcome: Outcome) -> Replicas:

@@ -39,7 +39,16 @@ from kvsim.planner.fleet.offers import (
     known_spread,
     list_kinds,
 )
-from kvsim.planner.fleet.play import Excess, Fleet, Played, play, serve
+from kvsim.planner.fleet.play import (
+    HOPELESS,
+    Excess,
+    Fleet,
+    Played,
+    TargetsLostError,
+    play,
+    serve,
+    stop_if_lost,
+)
 
 ROUNDING = 1e-9  # relative, of costs
 PASSED_OVER = 0.9  # of the fewest replicas by halving, from which each count is played
@@ -57,7 +66,6 @@ PAIRED_REQUESTS = 350_000  # that are played for pairs at most, whatever their n
 ALL_PAIRED_REQUESTS = 6_000_000  # likewise, for all questions together
 TUNED_REQUESTS = 2_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
-LARGER_PASSES = 2.0  # times its target of TTFT, up to which it is played with the largest passes
 SCHEDULED_KINDS = 3  # that a schedule is made of
 MOST_IN_WINDOW = 1024  # replicas that are tried for one window
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
@@ -168,11 +176,17 @@ class FleetSolver:
         day: int = 0,
         slowdown: float = 1.0,
     ) -> Excess:
-        """How far a fleet is beyond the targets; played once."""
+        """How far a fleet is beyond the targets, infinite if far beyond TTFT; played once."""
         found = self._excess.setdefault((*fleet.key, load, day, slowdown), {})
         if asked.targets not in found:
-            played = self.play(fleet, load, day, slowdown)
-            found |= {x: played.measure_excess(x) for x in {*self.judged, asked.targets}}
+            judged, traffic = {*self.judged, asked.targets}, self.traffic(load, day)
+            self.plays += 1
+            try:
+                lost = stop_if_lost(traffic, judged, slowdown)
+                played = play(traffic, fleet, slowdown, lost)
+                found |= {x: played.measure_excess(x) for x in judged}
+            except TargetsLostError:
+                found |= dict.fromkeys(judged, Excess(inf, inf, inf))
         return found[asked.targets]
 
     def stressed(self, fleet: Fleet, asked: CapacityQuestion) -> Iterator[tuple[Fleet, float]]:
@@ -256,7 +270,12 @@ class FleetSolver:
             first, count = 1 + DAYS, self._affordable_days(asked, OTHER_DAYS)
         scenarios = self._scenarios(fleet, first, count)
         for day, slowdown in scenarios:
-            each = [self.measure_excess(x, asked, load, day, slowdown) for x, load in cases]
+            each = [
+                self.play(x, load, day, slowdown).measure_excess(asked.targets)
+                if chosen
+                else self.measure_excess(x, asked, load, day, slowdown)
+                for x, load in cases
+            ]
             kept += [max(x) <= 1 for x in zip(*each, strict=True)]
         likely = dict(zip(Excess._fields, (kept / len(scenarios)).tolist(), strict=True))
         return Certainty(likely, self.spread(fleet), len(scenarios))
@@ -582,7 +601,7 @@ class FleetSolver:
         x = fleet.kinds[j]
         choices, rules = self._kind_of[id(x)].choices, x.costs.rules
         smaller = rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
-        if ttft > LARGER_PASSES or tpot > NEARLY * smaller:
+        if ttft > HOPELESS or tpot > NEARLY * smaller:
             return []
         if ttft > NEARLY:
             return [max(choices, key=lambda y: y.costs.rules.max_tokens)]
