@@ -52,10 +52,10 @@ class Generation(RunningGeneration):
     ) -> None:
         super().__init__(decoder, prompts, generate, temperature, seed, keep)
         self.chunk = chunk
-        self.impl = implement(technique, decoder, self.cached, generate, kind)
+        self.impl = implement(technique, decoder, (self.batch, self.prompt), generate, kind)
         if self.impl.capacity > decoder.length:
             raise InputError(
-                f"{self.impl.capacity} tokens are needed (prompt {self.longest}, generate "
+                f"{self.impl.capacity} tokens are needed (prompt {self.prompt}, generate "
                 f"{generate}), but the decoder was made for {decoder.length}; ask for fewer"
             )
         self.rounds: list[list[int]] = []  # tokens in the cache when each round began
@@ -141,14 +141,13 @@ class Generation(RunningGeneration):
     def _prefill(self) -> Tensor:
         """Run prefill layer by layer; return the logits of the last tokens, (batch, vocab)."""
         self.decoder.counter.begin("prefill")
-        device = self.decoder.device
-        positions = torch.arange(self.longest, device=device)[None]
-        x = self.decoder.embed(self.padded, positions)
+        positions = torch.arange(self.prompt, device=self.decoder.device)[None]
+        x = self.decoder.embed(self.prompt_tokens, positions)
         for layer in range(self.impl.model.layers):
             weights = self.impl.weights(layer, "prefill")
             for rows in self.impl.prompt_tiles(layer, self.chunk):
                 size = max(1, self.chunk // _count(rows))
-                for start in range(0, self.longest, size):
+                for start in range(0, self.prompt, size):
                     part = positions[:, start : start + size]
                     step = self.decoder.step(rows, (start,) * _count(rows), part, "prefill")
                     chunk = x[rows, start : start + size]
@@ -156,8 +155,7 @@ class Generation(RunningGeneration):
                     self.impl.on_layer_output(layer, chunk, step)
         self.resident["prefill"] = self.impl.resident_bytes()
         self.impl.prompt_done()
-        last = x[torch.arange(self.batch, device=device), self._on_device - 1]
-        return self.decoder.head(last)
+        return self.decoder.head(x[:, -1])
 
     def _step(self, rows: slice, positions: Tensor, kind: Kind, ahead: int) -> Pass:
         starts = tuple(c + ahead for c in self.cached[rows])

@@ -86,7 +86,6 @@ OTHER_CPUS = (  # what tests/validate/test_any_cpu.py runs as two other processo
     "tests/validate/test_impl_packed.py::test_kivi_is_its_algorithm_with_a_residual_that_rolls[kivi-4]",
     "tests/validate/test_impl_speculation.py::test_quantspec_is_greedy_decoding_of_its_target[4]",
     "tests/validate/test_impl_eviction.py::test_what_attention_says_is_kept[lengths0-h2o:heavy=9,recent=15-NaiveH2o]",
-    "tests/validate/test_impl_lossless.py::test_kvpr_at_every_split_of_prompts_that_differ[5]",
     "tests/validate/test_validate_decoder.py::test_logits_and_tokens_are_those_of_transformers[qwen3]",
 )
 

@@ -27,10 +27,11 @@ class Naive(Composed):
     late = False  # whether a token attends before it counts as cached
 
     def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+        self, technique: Technique, decoder: Decoder, prompts: tuple[int, int], generate: int
     ) -> None:
-        super().__init__(technique, decoder, lengths, generate)
-        self.k = [[k.new_zeros(0) for _ in lengths] for k in [torch.zeros(1)] * len(self.shapes)]
+        super().__init__(technique, decoder, prompts, generate)
+        self.lengths = [self.prompt] * self.batch
+        self.k = [[torch.zeros(0) for _ in self.lengths] for _ in self.shapes]
         self.v = [list(row) for row in self.k]
         self.place = 0, 0, 0  # layer, sequence and KV head that are attended to
         self.sure = {}  # tokens of sequences up to the first choice that was a tie

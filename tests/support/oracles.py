@@ -60,12 +60,11 @@ def kivi_view(
 def zipcache_view(noise: Noise, dim: int, length: int, bits: int) -> View:
     """ZipCache's rows: ragged first groups, factors per channel, tables shared by sequences."""
     numbers = [noise(2, 2, length, dim) for _ in "kv"]
-    valid = torch.ones(2, length, dtype=torch.bool, device=numbers[0].device)
-    k, v = channelwise(numbers[0], bits, valid), separable(numbers[1], bits, valid)
+    k, v = channelwise(numbers[0], bits), separable(numbers[1], bits)
     assert v.factor is not None
     tables = [torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor)]
     first, rows = (
-        torch.tensor(ends, dtype=torch.int32, device=valid.device)
+        torch.tensor(ends, dtype=torch.int32, device=k.codes.device)
         for ends in ((length // 2, length // 3), (length, length - 4))
     )
     group = length - length // 2 - 8  # the last tokens are of a third group

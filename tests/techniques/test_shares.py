@@ -99,8 +99,3 @@ def test_real_runs_keep_that_share(share: str, tokens: str) -> None:
         run.complete()
         found.append(run.tokens)
     assert (np.asarray(found[0]) == np.asarray(found[1])).all()
-
-
-def test_real_runs_of_unlike_prompts_want_tokens() -> None:
-    with pytest.raises(InputError, match="give prompts of one length"):
-        Generation(decoder("llama"), parse("snapkv:budget=0.4"), prompts(60, 20), 6)

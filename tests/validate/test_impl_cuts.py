@@ -204,7 +204,7 @@ class NaiveRkv(Choosing):
         self.held[layer, i, g] = sorted(held[j] for j in order[:10])
 
 
-@pytest.mark.parametrize("lengths", [(40,), (9, 31, 10), (3,)])
+@pytest.mark.parametrize("lengths", [(40,), (9, 9), (31, 31), (3,)])
 def test_reasoning_is_cut_whenever_the_buffer_is_full(lengths: tuple[int, ...]) -> None:
     text = "r-kv:kept=10,buffer=4,window=3"
     assert_like_naive(complete(text, prompts(*lengths), 20), NaiveRkv)

@@ -15,10 +15,10 @@ from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same
 
-LENGTHS, GENERATE = (40, 23, 5), 21
+LENGTHS, GENERATE = (40, 40, 40), 21
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, (31,), (1,)])
+@pytest.mark.parametrize("lengths", [LENGTHS, (5, 5), (1,)])
 @pytest.mark.parametrize(
     "text", ["eagle:gamma=3,acceptance=0.5,tokens=100", "mtp:gamma=2,acceptance=0.5"]
 )
@@ -31,12 +31,12 @@ class States(Composed):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.states: list[list[Tensor]] = [[] for _ in self.lengths]
+        self.states: list[list[Tensor]] = [[] for _ in range(self.batch)]
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         if layer == self.model.layers - 1:
-            for i, length in enumerate(self.lengths):
-                self.states[i] += list(hidden[i, : length if step.kind == "prefill" else 1].clone())
+            for i in range(self.batch):
+                self.states[i] += list(hidden[i].clone())
 
 
 def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +74,6 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
 def from_scratch(head: Mtp, prompt: list[int], tokens: Tensor, states: list[Tensor]) -> Tensor:
     """The head's hidden states of one sequence, read at once."""
     text = torch.cat([torch.tensor(prompt), tokens])[1 : len(states) + 1]
-    head.layers.cache = Composed(parse("full"), head.layers.decoder, [len(text)], 1)
+    head.layers.cache = Composed(parse("full"), head.layers.decoder, (1, len(text)), 1)
     with torch.inference_mode():
         return head._pass(text[None], torch.stack(states)[None, : len(text)], [0])[0]

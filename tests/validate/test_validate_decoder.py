@@ -17,7 +17,7 @@ from tests.support.runs import (
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
-    given = prompts(30, 17, 1)
+    given = prompts(30, 30, 30)
     run = Generation(decoder(name), parse("full"), given, 64, chunk=24, keep=True)
     tokens = run.complete()
     for i, prompt in enumerate(given):

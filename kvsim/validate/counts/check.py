@@ -117,7 +117,7 @@ def rehearse(
     """
     weights = build(arch, lambda name, shape: torch.empty(shape, device="meta"))
     decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=deployment)
-    implement(technique, decoder, [work.prompt] * work.batch, work.generate).shutdown()
+    implement(technique, decoder, (work.batch, work.prompt), work.generate).shutdown()
 
 
 def sort_runnable(

@@ -56,9 +56,7 @@ MORE_MEASURED = {
     "packed attention leaves its kernel in fp32, and small tables are read": (
         "kivi: attn; kvquant: attn; quantspec: attn; specache: attn attn_again"
     ),
-    "rows are read, widened and written one by one as tokens are pushed down": (
-        "mikv: lowest quantise"
-    ),
+    "rows are read, widened and written one by one as tokens are pushed down": ("mikv: quantise"),
     "queries attend over all keys behind masks, as PyTorch has no kernel for diagonals": (
         "minference: attn"
     ),
@@ -241,7 +239,7 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
     stated = _stated_work(technique, deployment, run)
     counted = _counted(counter)
     windows = [shape.window for shape in run.impl.shapes if shape.window]
-    outgrown = bool(windows) and min(windows) < run.longest + run.generate
+    outgrown = bool(windows) and min(windows) < run.prompt + run.generate
     uneven = any(min(cached) < max(cached) for cached in run.rounds)
     reasons = SHARED | (WITH_WINDOWS if outgrown else {}) | (UNEVEN if uneven else {})
     reasons = reasons | run.impl.differences
@@ -270,7 +268,7 @@ def _stated_work(
     technique: Technique, deployment: Deployment, run: Generation
 ) -> dict[str, dict[str, Count]]:
     """Work by phase; a round whose sequences differ in length is the mean over their lengths."""
-    sizes = run.batch, run.longest, run.generate
+    sizes = run.batch, run.prompt, run.generate
     start = decode_point(*sizes, 0)
     decode: dict[str, Count] = {}
     for cached, round_as in zip(run.rounds, _rounds_as(technique, run), strict=True):
@@ -330,7 +328,7 @@ def _buffers(
 
     What does not change in between was reserved for the whole generation.
     """
-    reading, last = phases(technique, deployment, run.batch, run.longest, run.generate)
+    reading, last = phases(technique, deployment, run.batch, run.prompt, run.generate)
     for phase, stated in (("prefill", reading), ("decode", last)):
         for tier, buffers in run.resident[phase].items():
             for name, counted in buffers.items():

@@ -21,7 +21,7 @@ class RunningGeneration(ABC):
     decoder
         The model.
     prompts
-        Tokens of every prompt, as indices in the vocabulary; lengths may differ.
+        Tokens of every prompt, as indices in the vocabulary; all have one length.
     generate
         Tokens to generate per sequence. [tokens]
     temperature
@@ -33,8 +33,8 @@ class RunningGeneration(ABC):
 
     Attributes
     ----------
-    batch, longest
-        Number of sequences, and tokens of the longest prompt.
+    batch, prompt
+        Number of sequences, and tokens of each prompt.
     cached
         Tokens in the cache of each sequence. [tokens]
     done
@@ -45,8 +45,8 @@ class RunningGeneration(ABC):
         Newest token of each sequence, which is not in the cache yet, (batch,).
     tokens
         Generated tokens, (batch, generate).
-    padded
-        All prompts, (batch, longest), with zeros behind shorter ones.
+    prompt_tokens
+        All prompts, (batch, prompt).
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class RunningGeneration(ABC):
     ) -> None:
         self.decoder, self.prompts, self.generate = decoder, prompts, generate
         self.temperature, self.keep = temperature, keep
-        self.cached = [len(p) for p in prompts]
-        self.batch, self.longest = len(prompts), max(self.cached)
         device = decoder.device
+        # made once and before any clock runs: Python takes 2 ms to convert 8,192 tokens
+        self.prompt_tokens = torch.tensor(prompts, device=device)
+        self.batch, self.prompt = self.prompt_tokens.shape
+        self.cached = [self.prompt] * self.batch
         self.generator = torch.Generator(device).manual_seed(seed)
         self.done = [0] * self.batch
         self.yielded: list[list[int]] = []
@@ -70,9 +72,6 @@ class RunningGeneration(ABC):
         self.tokens = torch.zeros(self.batch, generate, dtype=torch.long, device=device)
         self.logits: list[list[Tensor]] = [[] for _ in prompts]
         self._on_device = torch.tensor(self.cached, device=device)
-        # made once and before any clock runs: Python takes 2 ms to convert 8,192 tokens
-        rows = [torch.as_tensor(prompt) for prompt in prompts]
-        self.padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
 
     @abstractmethod
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:

@@ -48,8 +48,8 @@ class Composed(LayeredRun):
         The technique.
     decoder
         The model that runs.
-    lengths
-        Length of each prompt. [tokens]
+    prompts
+        Number of prompts, and tokens of each.
     generate
         Tokens to generate per sequence. [tokens]
 
@@ -68,11 +68,10 @@ class Composed(LayeredRun):
     """Classes that stand in for others."""
 
     def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
+        self, technique: Technique, decoder: Decoder, prompts: tuple[int, int], generate: int
     ) -> None:
-        self.technique, self.decoder, self.lengths = technique, decoder, lengths
+        self.technique, self.decoder, (self.batch, self.prompt) = technique, decoder, prompts
         self.generate, self.gamma, self.drafted = generate, technique.drafts, []
-        self.prompt = max(lengths)
         self.beyond = generate + self.gamma  # drafts of the last round are appended too
         self.capacity = self.prompt + self.beyond
         self._scratch: tuple[Tensor, Tensor] | None = None  # keys and values of one layer's prompt
@@ -80,7 +79,7 @@ class Composed(LayeredRun):
         self.deployment = decoder.deployment or default_deployment(self.model)
         if reason := technique.refuses(self.deployment):
             raise InputError(f"{technique}: {reason}")
-        self.parts = _parts_by_layer(technique, self.model.layers, self.deployment, lengths)
+        self.parts = _parts_by_layer(technique, self.model.layers, self.deployment, self.prompt)
         self.placements = [self._placement(parts) for parts in self.parts]
         self.layers = [
             self._find(LayerCache, parts.selection)(LayerContext(self, i, parts, rows=rows))
@@ -231,8 +230,7 @@ class Composed(LayeredRun):
         layer
             Index of the layer.
         keys, values
-            (batch, KV heads, longest prompt, dim), overwritten afterwards. Values after the end of
-            a shorter prompt are undefined and must not be attended to.
+            (batch, KV heads, prompt, dim), overwritten afterwards.
         """
         cache = self.visits[layer, self._first]
         self.drafter.store_prompt(cache.context.visit, keys, values)
@@ -493,27 +491,14 @@ def default_deployment(model: Model) -> Deployment:
 
 
 def _parts_by_layer(
-    technique: Technique, layers: int, deployment: Deployment, lengths: list[int]
+    technique: Technique, layers: int, deployment: Deployment, prompt: int
 ) -> list[Parts]:
-    """Return the parts of each layer for given prompts; equal layers share one object.
-
-    Raises
-    ------
-    InputError
-        If a budget is a share of prompts that differ in length.
-    """
+    """Return the parts of each layer for prompts of a length; equal layers share one object."""
     found: list[Parts] = []
     for some, parts in zip(technique.layers, technique.parts, strict=True):
         last = layers - 1 if some.last is None else min(some.last, layers - 1)
         found += [parts.for_layer(i, deployment) for i in range(some.first, last + 1)]
-    for parts in found:
-        shares = parts.selection.shares + parts.drafting.shares
-        if shares and len(set(lengths)) > 1:
-            raise InputError(
-                f"{parts.selection.name}: {shares[0]} is a share of each prompt, and one run has "
-                f"one budget; give prompts of one length, or a number of tokens"
-            )
-    return [parts.for_prompt(float(max(lengths))) for parts in found]
+    return [parts.for_prompt(float(prompt)) for parts in found]
 
 
 def _within_part(step: Pass, first: int) -> Pass:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvsim.techniques.axes.selection import PromptCut
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.scores import KeptQueries
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import KvStore, SlotRange
 
@@ -32,13 +33,24 @@ class EvictingCache(LayerCache):
         """Whether prompts are stored chunk by chunk, because no token is evicted."""
         return self.kv.plain and self.prompt <= self.budget
 
+    def watch(self, many: int) -> None:
+        """Record the prompts' last queries, if any token is evicted.
+
+        Parameters
+        ----------
+        many
+            Queries of each prompt.
+        """
+        if self.prompt > self.budget:
+            self.last = KeptQueries.of_last(self.batch, self.prompt, many, self.device)
+
     def keep(self, keys: Tensor, values: Tensor, index: Tensor, kv: KvStore | None = None) -> None:
         """Store chosen tokens of the prompts.
 
         Parameters
         ----------
         keys, values
-            (batch, KV heads, longest prompt, dim).
+            (batch, KV heads, prompt, dim).
         index
             Positions of the tokens to store, (batch, KV heads, slots).
         kv
@@ -46,13 +58,12 @@ class EvictingCache(LayerCache):
         """
         into = kv or self.kv
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
-        counts = [min(n, index.shape[2]) for n in self.lengths]
         with self.counter.op("compact") as record:
             kept = [prompt.gather(2, rows) for prompt in (keys, values)]
             record.reads(*kept)  # as many of the prompt's
             if not into.plain:  # packed from here
                 record.writes(*kept)
-        into.fill(kept[0], kept[1], counts, "compact")
+        into.fill(kept[0], kept[1], "compact")
 
 
 class RingCache(EvictingCache):
@@ -73,7 +84,7 @@ class RingCache(EvictingCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        self.replays = min(self.lengths) >= self.budget  # every round evicts
+        self.replays = self.prompt >= self.budget  # every round evicts
 
     @property
     def budget(self) -> int:
@@ -103,6 +114,10 @@ class RingCache(EvictingCache):
         latest = last - (last - slots) % max(1, self.recent)
         held = torch.where(slots < self.sink, slots, latest)
         return torch.where(slots <= last, held, -1)
+
+    def prompt_ring(self) -> Tensor:
+        """Compute which prompt token each slot holds; 0 for an empty slot. (slots,)"""
+        return self.ring(torch.tensor([self.prompt], device=self.device))[0].clamp_min(0)
 
     def slot(self, positions: Positions) -> Positions:
         """Compute the slots in which tokens are stored; shaped as the positions.
@@ -135,18 +150,15 @@ class CutCache(EvictingCache):
         self._budget = int(settings.budget)
         super().__init__(place)
         self.refuse_windows()
-        self.evicted = [max(0, n - self.budget) for n in self.lengths]
-        self._moved = torch.tensor(self.evicted, device=self.device)[:, None]
+        self.evicted = max(0, self.prompt - self.budget)
 
-    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
         """Score the prompt's tokens; those with the highest scores stay in the cache.
 
         Parameters
         ----------
         keys, values
-            The prompts, (batch, KV heads, longest prompt, dim).
-        there
-            True for tokens before the end of their sequence, (batch, tokens).
+            The prompts, (batch, KV heads, prompt, dim).
 
         Returns
         -------
@@ -154,6 +166,18 @@ class CutCache(EvictingCache):
             Scores, (batch, KV heads, tokens); (batch, 1, tokens) if all heads keep the same tokens.
         """
         raise NotImplementedError
+
+    def observed(self, keys: Tensor) -> Tensor:
+        """Compute the attention weights of the recorded queries.
+
+        Returns
+        -------
+        Tensor
+            (batch, heads, queries, tokens).
+        """
+        assert self.last is not None
+        with self.counter.op("observe") as record:
+            return self.last.weights(record, keys)
 
     @property
     def budget(self) -> int:
@@ -178,36 +202,26 @@ class CutCache(EvictingCache):
         Parameters
         ----------
         keys, values
-            (batch, KV heads, longest prompt, dim).
+            (batch, KV heads, prompt, dim).
         """
-        first = torch.arange(min(self.budget, self.prompt), device=keys.device)
         if self.prompt <= self.budget:
+            first = torch.arange(self.prompt, device=keys.device)
             self.keep(keys, values, first.expand(self.batch, keys.shape[1], -1))
             return
-        lengths, tokens = self._on_device[:, None], torch.arange(self.prompt, device=keys.device)
-        there = tokens < lengths
-        scored = self.score(keys, values, there).expand(-1, keys.shape[1], -1).to(keys.dtype)
+        scored = self.score(keys, values).expand(-1, keys.shape[1], -1).to(keys.dtype)
         with self.counter.op("select") as record:
-            ranked = scored.masked_fill(~there[:, None], -torch.inf)
-            index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
+            index = scored.topk(self.budget, dim=-1).indices.sort(-1).values
             record.reads(scored).writes(scored)
-        index = torch.where((lengths > self.budget)[..., None], index, first)
         self.keep(keys, values, index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store generated tokens after the kept prompt tokens, and attend to all of them.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Store generated tokens after the kept prompt tokens, and attend to all of them."""
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
         """Subtract the evicted prompt tokens from the length of each sequence."""
-        return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
+        return [n - self.evicted for n in tokens]
 
     def slot_range(self, step: Pass) -> SlotRange:
         """Return the slots of new tokens, after the kept tokens of every prompt."""
-        return SlotRange.after_cached(step, self.evicted, self._moved)
+        return SlotRange.after_cached(step, self.evicted)

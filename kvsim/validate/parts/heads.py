@@ -35,7 +35,9 @@ class DraftLayers:
         target = run.decoder
         self.weights = random_weights(arch, target.device, target.dtype)
         self.decoder = Decoder(arch, self.weights, target.length, target.counter)
-        self.cache = Composed(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
+        self.cache = Composed(
+            parse("full"), self.decoder, (run.batch, run.prompt), run.capacity - run.prompt
+        )
 
     def positions(self, begins: list[int], new: int) -> Tensor:
         """Compute the positions of new tokens.
@@ -120,7 +122,7 @@ class DraftHeads(SpeculativeDrafter):
         self.logits = self._product(self.vocab, hidden) if self.own_head else None
         self.states: dict[int, Tensor] = {}  # of the latest pass, by layer
         self.hidden = self.join[:0]  # the head's own, of the newest token
-        self.before = list(run.lengths)  # cached tokens when the latest pass began
+        self.before = [run.prompt] * run.batch  # cached tokens when the latest pass began
 
     # what a head says
 
@@ -151,12 +153,9 @@ class DraftHeads(SpeculativeDrafter):
         self.run.counter.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}
-            self._pass(generation.padded[:, 1:], self._fused(known), [0] * self.run.batch)
-        ends = [n - 1 for n in self.run.lengths]
-        device = generation.last.device
-        place = torch.arange(self.run.batch, device=device), torch.tensor(ends, device=device)
-        self.states = {layer: s[place][:, None] for layer, s in self.states.items()}
-        self.before = ends
+            self._pass(generation.prompt_tokens[:, 1:], self._fused(known), [0] * self.run.batch)
+        self.states = {layer: states[:, -1:] for layer, states in self.states.items()}
+        self.before = [self.run.prompt - 1] * self.run.batch
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
         """Compute the logits of the next draft of every sequence, (batch, 1, vocabulary)."""
@@ -181,8 +180,7 @@ class DraftHeads(SpeculativeDrafter):
         given = [n - b for n, b in zip(generation.cached, self.before, strict=True)]
         most, device = max(1, *given), generation.last.device
         begins = torch.tensor(self.before, device=device)[:, None]
-        lengths = torch.tensor(self.run.lengths, device=device)[:, None]
-        places = begins + 1 + torch.arange(most, device=device) - lengths
+        places = begins + 1 + torch.arange(most, device=device) - self.run.prompt
         tokens = generation.tokens.gather(1, places.clamp(0, generation.generate - 1))
         known = {layer: states[:, :most] for layer, states in self.states.items()}
         hidden = self._pass(tokens, self._fused(known), self.before)

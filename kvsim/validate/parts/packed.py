@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -61,26 +60,21 @@ class PackedRing:
         """
         return [self.ring[:, :, :slots], *_tables(self.store)]
 
-    def fill(self, record: OpRecord, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
+    def fill(self, record: OpRecord, prompt: Tensor, packed: int) -> None:
         """Pack the first tokens of a prompt, and keep the rest in the ring.
 
         Parameters
         ----------
         prompt
             Keys or values of the prompt, (batch, KV heads, tokens, head dim).
-        lengths
-            Tokens of each prompt. [tokens]
         packed
             Tokens of each sequence to pack. [tokens]
         """
-        most = max(packed)
-        if most:
-            self._write(record, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
-        slots = self.ring.shape[2]
-        ends = to_device(lengths, prompt.device)[:, None] - 1
-        latest = ends - (ends - torch.arange(slots, device=prompt.device)) % slots
-        index = latest.clamp(min=0)[:, None, :, None].expand_as(self.ring)
-        self.ring.copy_(prompt.gather(2, index))
+        if packed:
+            self._write(record, prompt[:, :, :packed], self._all, torch.zeros_like(self._all))
+        slots, last = self.ring.shape[2], prompt.shape[2] - 1
+        latest = last - (last - torch.arange(slots, device=prompt.device)) % slots
+        self.ring.copy_(prompt[:, :, latest.clamp(min=0)])
 
     def append(self, new: Tensor, positions: Tensor) -> None:
         """Put new tokens in the ring.
@@ -95,21 +89,22 @@ class PackedRing:
         slots = positions % self.ring.shape[2]
         self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
 
-    def pack(self, record: OpRecord, sequences: list[int], begins: Tensor, count: int) -> None:
-        """Pack tokens of some sequences out of the ring.
+    def pack(
+        self, record: OpRecord, begins: Tensor, count: int, sequences: list[int] | None = None
+    ) -> None:
+        """Pack tokens out of the ring.
 
         Parameters
         ----------
-        sequences
-            Indices of the sequences.
         begins
             Position of the first token to pack in every sequence, (batch,).
         count
             Tokens to pack per sequence. [tokens]
+        sequences
+            Indices of the sequences; None for all.
         """
-        whole = len(sequences) == len(self._all)
-        chosen = self._all if whole else to_device(sequences, self._all.device)
-        start = begins if whole else begins[chosen]
+        chosen = self._all if sequences is None else to_device(sequences, self._all.device)
+        start = begins[chosen]
         rows = start[:, None] + torch.arange(count, device=start.device)
         numbers = self.ring[chosen[:, None], :, rows % self.ring.shape[2]].transpose(1, 2)
         self._write(record, numbers, chosen, start)
@@ -237,23 +232,11 @@ class PackedStore(KvStore):
         return max(tokens - self.residual, 0)
 
     def pack(
-        self, side: PackedRing, sequences: list[int], ends: Tensor, count: int, behind: int = 0
+        self, side: PackedRing, begins: Tensor, count: int, sequences: list[int] | None = None
     ) -> None:
-        """Pack tokens of some sequences, if any are to be packed.
-
-        Parameters
-        ----------
-        side
-            Keys or values.
-        ends
-            For every sequence of the batch, the position ``behind`` places after the first token to
-            pack.
-        count
-            Tokens to pack per sequence. [tokens]
-        """
-        if sequences:
-            with self.counter.op("quantise") as record:
-                side.pack(record, sequences, ends - behind if behind else ends, count)
+        """Pack tokens of keys or of values, ``side``, out of its ring; see ``PackedRing.pack``."""
+        with self.counter.op("quantise") as record:
+            side.pack(record, begins, count, sequences)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Count packed rows on the device.
@@ -284,19 +267,17 @@ class PackedStore(KvStore):
 
         A value is packed when it leaves the residual, and keys when they fill a block.
         """
-        part = self.part.stored
+        part, tokens = self.part.stored, ends[0]
         keys, values = part.packing(self.room.dim, 0), part.packing(0, self.room.dim)
-        done = [
-            values * (n > self.residual) + keys * self.residual * (n % self.residual == 0)
-            for n in ends
-        ]
-        return {"quantise": fmean(done) / (keys + values)}
+        done = values * (tokens > self.residual)
+        done += keys * self.residual * (tokens % self.residual == 0)
+        return {"quantise": done / (keys + values)}
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Pack a prompt's older tokens, and write the recent ones to the rings."""
         with self.counter.op("quantise") as record:
-            self.k.fill(record, keys, counts, [self.packed_keys(n) for n in counts])
-            self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
+            self.k.fill(record, keys, self.packed_keys(keys.shape[2]))
+            self.v.fill(record, values, self.packed_values(keys.shape[2]))
 
     def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Write new tokens to the rings."""

@@ -61,7 +61,7 @@ class CachePlacement:
         """Describe the storage that a layer needs on the GPU."""
         m, at, parts = self.run.model, self.run.decoder, where.parts
         sizes = where.batch, where.heads or m.kv_heads, m.head_dim, at.dtype, at.device
-        more = at.turns, where.lengths, parts.selection.queries
+        more = at.turns, self.run.prompt, parts.selection.queries
         common = self.run.shared_objects(where.rows)
         return CacheRoom(parts.storage, slots, self.run.counter, *sizes, *more, common)
 

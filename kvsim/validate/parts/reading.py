@@ -12,30 +12,24 @@ from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 
 
-def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
+def in_pages(keys: Tensor, page: int, none: float) -> Tensor:
     """Arrange the keys of prompts by page.
 
     Parameters
     ----------
     keys
         (batch, KV heads, tokens, dim).
-    ends
-        Tokens of every sequence, (batch,). [tokens]
     page
         Tokens of a page. [tokens]
     none
-        Value that replaces keys after the end of a sequence.
+        Value of the keys that the last page lacks.
 
     Returns
     -------
     Tensor
         (batch, KV heads, pages, page, dim).
     """
-    tokens = keys.shape[2]
-    there = torch.arange(tokens, device=keys.device) < ends[:, None]
-    known = keys.masked_fill(~there[:, None, :, None], none)
-    rest = (0, 0, 0, -tokens % page)
-    padded = torch.nn.functional.pad(known, rest, value=none)
+    padded = torch.nn.functional.pad(keys, (0, 0, 0, -keys.shape[2] % page), value=none)
     return padded.view(*keys.shape[:2], -1, page, keys.shape[3])
 
 
@@ -48,22 +42,6 @@ class SparsePromptCache(LayerCache):
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
         self.refuse_windows()
-
-    def last_queries(self, queries: Tensor, step: Pass, many: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take the last queries of the prompts that a chunk contains.
-
-        Returns
-        -------
-        tuple of Tensor
-            The queries, (sequences, heads, many, dim); their positions, (sequences, many); and
-            whether each is in this chunk, (sequences, many).
-        """
-        ends = self._on_device[step.rows].clamp(max=step.length)
-        asking = ends[:, None] - many + torch.arange(many, device=queries.device)
-        place = asking - step.starts[0]
-        rows = place.clamp(0, step.new - 1)[:, None, :, None]
-        asked = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
-        return asked, asking, (place >= 0) & (asking >= 0)
 
 
 class SparseBlocksCache(SparsePromptCache):

@@ -310,12 +310,11 @@ class PerTokenCache(KvStore):
     def codecs(self) -> tuple[Codec, Codec]:
         """Return the codec of keys and that of values."""
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Encode the tokens of a prompt in the first slots."""
-        most = max(counts)
         for column, numbers in ((self.k, keys), (self.v, values)):
             with self.counter.op(plainly if column.plain else "quantise") as record:
-                column.fill(record, numbers[:, :, :most])
+                column.fill(record, numbers)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of the first tokens, if they are not packed.

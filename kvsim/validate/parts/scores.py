@@ -19,39 +19,44 @@ class KeptQueries:
     Parameters
     ----------
     positions
-        Positions of the queries, (batch, queries); below 0 for none.
+        Positions of the queries, which are the same in all prompts, (queries,).
+    batch
+        Number of prompts.
     """
 
-    def __init__(self, positions: Tensor) -> None:
-        self.positions = positions
+    def __init__(self, positions: Tensor, batch: int) -> None:
+        self.positions, self._batch = positions, batch
         self._held: Tensor | None = None
 
     @classmethod
-    def of_last(cls, lengths: Tensor, many: int) -> "KeptQueries":
+    def of_last(
+        cls, batch: int, prompt: int, many: int, device: torch.device | None
+    ) -> "KeptQueries":
         """Create a collection of the last queries of prompts.
 
         Parameters
         ----------
-        lengths
-            Tokens of each prompt, (batch,). [tokens]
+        batch
+            Number of prompts.
+        prompt
+            Tokens of each. [tokens]
         many
-            Queries to keep per prompt.
+            Queries to keep of each; all of them if they are fewer.
         """
-        return cls(lengths[:, None] - many + torch.arange(many, device=lengths.device))
+        return cls(torch.arange(max(0, prompt - many), prompt, device=device), batch)
 
     def observe(self, queries: Tensor, step: Pass) -> None:
         """Store the queries of a chunk whose positions are chosen."""
-        place = self.positions[step.rows] - step.starts[0]
-        here = ((place >= 0) & (place < step.new))[:, None, :, None]
-        rows = place.clamp(0, step.new - 1)[:, None, :, None]
-        found = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
+        place = self.positions - step.starts[0]
+        here = ((place >= 0) & (place < step.new))[:, None]
+        found = queries[:, :, place.clamp(0, step.new - 1)]
         if self._held is None:
-            self._held = found.new_zeros(len(self.positions), *found.shape[1:])
+            self._held = found.new_zeros(self._batch, *found.shape[1:])
         self._held[step.rows] = torch.where(here, found, self._held[step.rows])
 
     def visible(self, tokens: int) -> Tensor:
-        """Return which of the first tokens each query sees, (batch, queries, tokens)."""
-        return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]
+        """Return which of the first tokens each query sees, (queries, tokens)."""
+        return torch.arange(tokens, device=self.positions.device) <= self.positions[:, None]
 
     def weights(self, record: OpRecord, keys: Tensor) -> Tensor:
         """Compute the attention weights of the kept queries, and release the queries.
@@ -67,7 +72,7 @@ class KeptQueries:
             Weights, (batch, heads, queries, tokens).
         """
         queries = self.take()
-        found = scores(queries, keys, self.visible(keys.shape[2])[:, None]).to(keys.dtype)
+        found = scores(queries, keys, self.visible(keys.shape[2])).to(keys.dtype)
         record.reads(queries, keys, found, found)  # softmax, then the sum over queries
         record.writes(found, found)
         return found
@@ -105,7 +110,8 @@ def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
     keys
         (batch, KV heads, tokens, dim).
     seen
-        True where a query sees a key, (batch or 1, 1, queries, tokens); None if all see all.
+        True where a query sees a key, of a shape that broadcasts to (batch, heads, queries,
+        tokens); None if all see all.
 
     Returns
     -------
@@ -193,7 +199,6 @@ def attend_and_add(
     values: Tensor,
     sums: Tensor,
     step: Pass,
-    counts: Tensor,
     room: int,
 ) -> Tensor:
     """Attend with a chunk, and add the attention weights of its queries to sums per token.
@@ -206,8 +211,6 @@ def attend_and_add(
         The prompt so far, (batch, KV heads, tokens, dim).
     sums
         Attention that each token has received, (batch, heads, tokens) in fp32; changed in place.
-    counts
-        Whether each query is added, (batch, new).
     room
         Largest number of scores that are computed at a time.
     """
@@ -220,7 +223,6 @@ def attend_and_add(
             outs.append(weigh(weights, values))
             record.visible(weights.shape[2], keys.shape[2], seen[:, :, some])
         with counter.op("scores") as record:
-            weights *= counts[:, None, some, None]
             sums += weights.sum(2, dtype=torch.float32)
             record.reads(weights).writes(weights)
     out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]

@@ -18,6 +18,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.generation import RunningGeneration
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.rows import PerTokenCache
+from kvsim.validate.parts.scores import KeptQueries
 from kvsim.validate.parts.store import (
     KvStore,
     Made,
@@ -28,7 +29,7 @@ from kvsim.validate.parts.store import (
     hold_chunk,
     join_resident,
 )
-from kvsim.validate.transfer import Transfers, to_device
+from kvsim.validate.transfer import Transfers
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -38,13 +39,13 @@ class LayeredRun:
 
     technique: Technique
     decoder: Decoder
-    lengths: list[int]  # length of each prompt [tokens]
-    prompt: int  # length of the longest prompt [tokens]
+    batch: int  # sequences that run together
+    prompt: int  # length of each prompt [tokens]
     capacity: int  # most positions in use [tokens]
     gamma: int  # drafts per round [tokens]
     drafted: list[int]  # drafts of each round so far [tokens]
     generate: int  # tokens to generate per sequence [tokens]
-    beyond: int  # positions after the longest prompt, drafts included [tokens]
+    beyond: int  # positions after the prompt, drafts included [tokens]
     deployment: Deployment  # predicted deployment
     parts: list[Parts]  # the technique's parts, by layer
     layers: "list[LayerCache]"  # caches by layer; several per layer that divides the batch
@@ -59,11 +60,6 @@ class LayeredRun:
     def model(self) -> Model:
         """The model that runs."""
         return self.decoder.arch.model
-
-    @property
-    def batch(self) -> int:
-        """Sequences that run together."""
-        return len(self.lengths)
 
     @cached_property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -149,14 +145,9 @@ class LayerContext:
     rows: slice = field(default_factory=lambda: slice(0, None))
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of the prompts of these sequences. [tokens]"""
-        return self.run.lengths[self.rows]
-
-    @property
     def batch(self) -> int:
         """Number of sequences in this part of the batch."""
-        return len(self.lengths)
+        return len(range(self.run.batch)[self.rows])
 
     @property
     def visit(self) -> tuple[int, int]:
@@ -190,6 +181,7 @@ class LayerCache:
     in_order = True  # whether a token's slot is its position
     replays = False  # whether what it does follows from nothing but the number of slots
     guesses = ""  # the technique that runs its rounds, if these guess a token behind the newest
+    last: KeptQueries | None = None  # queries of prompts by which tokens are ranked
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -197,12 +189,11 @@ class LayerCache:
         run = place.run
         self.context, self.parts, self.layer = place, place.parts, place.layer
         self.run = run
-        self.lengths, self.batch, self.prompt = place.lengths, place.batch, run.prompt
+        self.batch, self.prompt = place.batch, run.prompt
         self.capacity, self.generate = run.capacity, run.generate
         self.shape: LayerShape = run.shapes[place.layer]
         self.model: Model = run.model
         self.device, self.dtype = run.decoder.device, run.decoder.dtype
-        self._on_device = to_device(self.lengths, self.device)
         self.kv: KvStore = self.make(self.slots)
         if self.shape.window and not self.kv.plain:
             raise InputError(
@@ -235,7 +226,8 @@ class LayerCache:
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with a chunk of the prompts to the prompts so far.
 
-        Selections override it to read fewer tokens, or to record data for ranking tokens.
+        Selections override it to read fewer tokens, or to record data for ranking tokens; the
+        queries in ``last`` are recorded here.
 
         Parameters
         ----------
@@ -252,7 +244,13 @@ class LayerCache:
         Tensor
             Output of attention, (sequences, heads, chunk, dim).
         """
+        self.observe(queries, step)
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
+
+    def observe(self, queries: Tensor, step: Pass) -> None:
+        """Record the queries of a chunk of the prompts by which tokens are ranked, if any are."""
+        if self.last:
+            self.last.observe(queries, step)
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
         """Hook that receives the previous layer's input after prefill; ignored by default.
@@ -272,10 +270,10 @@ class LayerCache:
         Parameters
         ----------
         keys, values
-            Keys and values of the prompts, (batch, KV heads, longest prompt, dim).
+            Keys and values of the prompts, (batch, KV heads, prompt, dim).
         """
         if not self.direct:
-            self.kv.fill(keys, values, self.lengths)
+            self.kv.fill(keys, values)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the new tokens of a pass after the prompt, and attend with them.
@@ -365,7 +363,7 @@ class LayerCache:
         Returns
         -------
         tuple of Tensor
-            Keys and values, (batch, KV heads, longest prompt, dim) each.
+            Keys and values, (batch, KV heads, prompt, dim) each.
         """
         return self.kv.prompt(self.prompt)
 

@@ -24,6 +24,7 @@ from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.attention import attend as full_attention
+from kvsim.validate.parts.scores import KeptQueries
 from kvsim.validate.transfer import to_device
 
 Resident = dict[Tier, dict[str, list[Tensor]]]
@@ -63,29 +64,10 @@ def hold_chunk(
         Views of the sequences' keys and values, (sequences, KV heads, tokens, dim).
     """
     for cache, new in zip(held, (keys, values), strict=True):
-        put(cache, new, step)
+        cache[step.rows, :, step.starts[0] : step.length] = new
     record.writes(keys, values)
     k, v = (cache[step.rows, :, : step.length] for cache in held)
     return k, v
-
-
-def put(cache: Tensor, new: Tensor, step: Pass) -> None:
-    """Write new keys or values into a cache at their positions.
-
-    Parameters
-    ----------
-    cache
-        Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
-    new
-        New keys or values, (sequences, KV heads, new, dim).
-    """
-    cache = cache[step.rows]
-    if step.uniform:
-        start = step.starts[0]
-        cache[:, :, start : start + step.new] = new
-    else:
-        sequences = torch.arange(len(step.starts), device=cache.device)[:, None]
-        cache[sequences, :, step.positions] = new.transpose(1, 2)
 
 
 Made = TypeVar("Made")
@@ -157,8 +139,8 @@ class CacheRoom:
         Number format and device of tensors.
     turns
         Returns cosine and sine of positions; None without rotary positions.
-    prompts
-        Tokens of the prompt of each sequence. [tokens]
+    prompt
+        Tokens of each prompt. [tokens]
     fresh
         New tokens of a pass that yields one token. [tokens]
     common
@@ -178,7 +160,7 @@ class CacheRoom:
     dtype: torch.dtype
     device: torch.device
     turns: Turns = no_turns
-    prompts: list[int] = field(default_factory=list)
+    prompt: int = 0
     fresh: int = 1
     common: SharedObjects = field(default_factory=SharedObjects)
     values: Host | None = None
@@ -285,24 +267,17 @@ class SlotRange:
     room: int | None = None
 
     @classmethod
-    def after_cached(
-        cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0
-    ) -> "SlotRange":
+    def after_cached(cls, step: Pass, away: int = 0) -> "SlotRange":
         """Return slots for new tokens after the cached ones.
 
         Parameters
         ----------
         away
-            Evicted tokens of each sequence; empty for none. [tokens]
-        moved
-            Difference between positions and slots; 0 if they are equal.
+            Tokens of each sequence that lie elsewhere or were evicted. [tokens]
         """
-        gone = away or [0] * len(step.starts)
-        starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
-        alike = not step.fixed and min(starts) == max(starts)
-        first = starts[0] if alike else None
-        ends = tuple(n + step.new for n in starts)
-        slots = step.positions if isinstance(moved, int) and not moved else step.positions - moved
+        first = step.starts[0] - away if step.uniform else None
+        ends = tuple(n - away + step.new for n in step.starts)
+        slots = step.positions - away if away else step.positions
         return cls(slots, ends, step.new, first, step.kind == "draft")
 
     @property
@@ -356,6 +331,8 @@ class KvStore(ABC):
     split_differences: Mapping[str, str] = MappingProxyType({})
     """Further ones where rows are kept in two places."""
 
+    last: KeptQueries | None = None  # queries of prompts by which a storage ranks
+
     def __init__(self, room: CacheRoom) -> None:
         self.part, self.room = room.part, room
         self.slots, self.counter = room.slots, room.counter
@@ -365,7 +342,7 @@ class KvStore(ABC):
     ) -> Tensor:
         """Attend with a chunk of the prompt to the prompt so far, in full precision.
 
-        Storages that rank tokens by attention override it.
+        The queries in ``last`` are recorded.
 
         Parameters
         ----------
@@ -383,6 +360,8 @@ class KvStore(ABC):
         Tensor
             Output of attention, (sequences, heads, chunk, dim).
         """
+        if self.last:
+            self.last.observe(queries, step)
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
 
@@ -402,15 +381,13 @@ class KvStore(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Store the tokens of a prompt in the first slots.
 
         Parameters
         ----------
         keys, values
-            Keys and values of the prompts, (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence to store. [tokens]
+            Keys and values to store, (sequences, KV heads, tokens, dim).
         plainly
             Name of the op that is charged for storing unpacked keys and values.
         """

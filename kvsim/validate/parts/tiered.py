@@ -189,15 +189,12 @@ class TieredStore(KvStore):
         """Tokens of the longest sequence. [tokens]"""
         return max(self.ends)
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Store the prompts' tokens, divided between GPU and host rows.
-
-        The parameters are those of ``KvStore.fill``.
-        """
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
+        """Store the prompts' tokens, divided between GPU and host rows."""
+        self.ends = (keys.shape[2],)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
-            kv.fill(rows.select(keys), rows.select(values), rows.counts(counts), plainly)
-        self.ends = tuple(self.groups[0][0].counts(counts))
+            kv.fill(rows.select(keys), rows.select(values), plainly)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Join keys and values of the prompt's first tokens from all rows.
@@ -277,16 +274,16 @@ class CpuStore(KvStore):
         self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
         self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
         self.buffers: list[Tensor] = []  # of the prompt, while it is read
-        self.filled = 0  # tokens of the longest prompt that a selection has kept; 0 for all
+        self.filled = 0  # tokens of a prompt that a selection has kept; 0 for all
         self._new: list[Tensor] = []
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Write the tokens of a prompt to GPU buffers that are copied to host memory later."""
-        self.filled = max(counts)
+        self.filled = keys.shape[2]
         with self.counter.op(plainly) as record:
             for buffer, kept in zip(self.buffers, (keys, values), strict=True):
-                buffer[:, :, : self.filled] = kept[:, :, : self.filled]
-                record.writes(kept[:, :, : self.filled])
+                buffer[:, :, : self.filled] = kept
+            record.writes(keys, values)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return the GPU buffers of the prompt's first tokens.

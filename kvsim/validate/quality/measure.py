@@ -404,13 +404,13 @@ class Resumed(Forced):
         texts: Sequence[Sequence[int]],
         truth: list[Tensor] | None = None,
     ) -> None:
-        super().__init__(kept.decoder, technique, texts, kept.longest, truth)
+        super().__init__(kept.decoder, technique, texts, kept.prompt, truth)
         self._kept = kept
 
     def _prefill(self) -> Tensor:
         for layer, pair in enumerate(zip(self._kept.keys, self._kept.values, strict=True)):
             keys, values = (x.clone() for x in pair)
-            self.impl.layers[layer].kv.fill(keys, values, self.impl.lengths)
+            self.impl.layers[layer].kv.fill(keys, values)
         self.impl.prompt_done()
         return self._kept.last_logits
 

@@ -90,11 +90,6 @@ class NotingMass(All):
 
         Recorded is the share of the 1, 2, 4, ... tokens with the largest weights, up to half the
         prompt.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
         """
         out = super().attend(queries, keys, values, step)
         if step.kind == "decode":
@@ -118,13 +113,7 @@ class NotingPairs(Pairs):
         self.noted: list[Tensor] = []  # (samples, 2): pairs, mass
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Record the share of top tokens, and of their attention, that was fetched; attend.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Record the share of top tokens, and of their attention, that was fetched; attend."""
         if self.guesses and self.chosen and step.kind == "decode":
             self.host.stored.wait()
             before = step.starts[0]
@@ -158,27 +147,20 @@ class NotingZipcache(Zipcache):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attend in full, and record every query until the prompt is complete.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
+        """Attend in full, and record every query until the prompt is complete."""
         self._queries.append(queries)
         return super().attend_prompt(queries, keys, values, step, seen)
 
     def pack(self, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
         """Record the share of truly salient prompt tokens that the probes have found; then pack."""
-        if time == 0:
+        if time == 0 and self.salient:
             every, self._queries = torch.cat(self._queries, 2), []
-            for i, salient in enumerate(self.salient):
-                if salient:
-                    truth = exact_saliency(every[i : i + 1], keys[i : i + 1])
-                    best = truth.topk(salient, dim=-1).indices
-                    chosen = torch.zeros_like(truth, dtype=torch.bool)
-                    chosen.scatter_(1, saliency[i].topk(salient, dim=-1).indices, value=True)
-                    self.noted.append(chosen.gather(1, best).double().mean(-1))
+            for queries, own, found in zip(every, keys, saliency, strict=True):
+                truth = exact_saliency(queries[None], own[None])
+                best = truth.topk(self.salient, dim=-1).indices
+                chosen = torch.zeros_like(truth, dtype=torch.bool)
+                chosen.scatter_(1, found.topk(self.salient, dim=-1).indices, value=True)
+                self.noted.append(chosen.gather(1, best).double().mean(-1))
         super().pack(keys, values, saliency, time)
 
 

@@ -33,14 +33,16 @@ def check_known(techniques: Iterable[Technique]) -> None:
 def implement(
     technique: Technique,
     decoder: Decoder,
-    lengths: list[int],
+    prompts: tuple[int, int],
     generate: int,
     kind: type[Composed] = Composed,
 ) -> Composed:
-    """Set up a technique on a decoder, for prompts of given lengths.
+    """Set up a technique on a decoder.
 
     Parameters
     ----------
+    prompts
+        Number of prompts, and tokens of each.
     kind
         Class that runs it: ``Composed``, or a subclass that also records something.
 
@@ -52,11 +54,11 @@ def implement(
     """
     check_known([technique])
     if decoder.device.type != "cuda":
-        return kind(technique, decoder, lengths, generate)
-    rehearsed = kind(technique, rehearsal(decoder), lengths, generate)
+        return kind(technique, decoder, prompts, generate)
+    rehearsed = kind(technique, rehearsal(decoder), prompts, generate)
     rehearsed.shutdown()
     homes = rehearsed.resident().get("host", {}).values()
     needed = sum(lines(size(home)) for some in homes for home in some)
     check_host_memory(needed, str(technique))
     with planned(needed):
-        return kind(technique, decoder, lengths, generate)
+        return kind(technique, decoder, prompts, generate)

@@ -33,7 +33,8 @@ class AdaKv(Snapkv):
         settings = place.parts.selection
         self.uneven = place.run.prompt > settings.settings["budget"]
         super().__init__(replace(place, heads=1) if self.uneven else place)
-        self.ends = self._on_device.new_zeros(self.batch, self.heads * self.uneven).int()
+        shape = (self.batch, self.heads * self.uneven)
+        self.ends = torch.zeros(shape, dtype=torch.int32, device=self.device)
         if self.uneven and not self.kv.plain:
             raise InputError(
                 f"ada-kv: its real implementation has heads of unequal length, and "
@@ -52,37 +53,18 @@ class AdaKv(Snapkv):
         layer's budget, ``budget`` times the number of KV heads, goes to the highest scores of all
         heads. Prompts that fit in the budget are stored in full.
         """
-        tokens, lengths = torch.arange(self.prompt, device=keys.device), self._on_device
-        there = tokens < lengths[:, None]
-        scored = self.score(keys, values, there).to(keys.dtype)
+        scored = self.score(keys, values).to(keys.dtype)
         with self.counter.op("select") as record:
-            best = scored.masked_fill(~there[:, None], -torch.inf)
-            own = best.topk(int(OWN * self.budget), dim=-1).indices
-            ranked = best.scatter(-1, own, torch.inf).masked_fill(~there[:, None], -torch.inf)
-            ranked = torch.where((lengths > self.budget)[:, None, None], ranked, best)
-            cells = ranked.flatten(1).topk(self.heads * self.budget, dim=-1).indices
-            missing = self.heads * self.prompt * ~there.repeat(1, self.heads).gather(1, cells)
-            cells = (cells + missing).sort(-1).values
+            own = scored.topk(int(OWN * self.budget), dim=-1).indices
+            ranked = scored.scatter(-1, own, torch.inf).flatten(1)
+            cells = ranked.topk(self.heads * self.budget, dim=-1).indices.sort(-1).values
             head = torch.arange(self.heads, device=keys.device)[:, None]
             self.ends.copy_((cells[:, None] // self.prompt <= head).sum(-1))
             record.reads(scored).writes(scored)
-        cells = (cells % (self.heads * self.prompt))[:, None]
-        flat = (numbers.flatten(1, 2)[:, None] for numbers in (keys, values))
-        with self.counter.op("compact") as record:
-            rows = cells[..., None].expand(-1, -1, -1, keys.shape[3])
-            kept = [numbers.gather(2, rows) for numbers in flat]
-            record.reads(*kept)
-        counts = [self.heads * min(n, self.budget) for n in self.lengths]
-        self.kv.fill(kept[0], kept[1], counts, "compact")
+        self.keep(keys.flatten(1, 2)[:, None], values.flatten(1, 2)[:, None], cells[:, None])
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of all KV heads; each query attends to its own head's tokens.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Store the new tokens of all KV heads; each query attends to its own head's tokens."""
         if not self.uneven:
             return super().attend(queries, keys, values, step)
         span, many = self.slot_range(step), self.heads

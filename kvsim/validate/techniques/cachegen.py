@@ -97,7 +97,7 @@ class Coder:
         shapes = [(channels, ANCHORS), (channels, symbols)]
         self.tables = [torch.zeros(s, dtype=torch.int16, device=device) for s in shapes]
 
-    def count(self, made: Tensor, there: Tensor) -> None:
+    def count(self, made: Tensor) -> None:
         """Count how often each channel takes each symbol, and store that as frequency tables.
 
         A channel's frequencies are scaled so that they add up to 2 ** TOTAL, and none is 0.
@@ -105,25 +105,23 @@ class Coder:
         Parameters
         ----------
         made : symbols around zero, (sequences, tokens, channels).
-        there : whether a sequence has the token, (sequences, tokens); padding is not counted.
         """
         anchor = torch.arange(made.shape[1], device=made.device) % GROUP == 0
         for held, own in zip(self.tables, (anchor, ~anchor), strict=True):
             size = held.shape[1]
             index = (made[:, own] + size // 2).flatten(0, 1).T
-            counted = there[:, own].flatten().long().expand(len(index), -1)
-            many = held.new_zeros(held.shape, dtype=torch.long).scatter_add_(1, index, counted)
+            many = held.new_zeros(held.shape, dtype=torch.long)
+            many.scatter_add_(1, index, torch.ones_like(index))
             table = many * (2**TOTAL - size) // many.sum(1, keepdim=True).clamp(min=1) + 1
             rest = 2**TOTAL - table.sum(1, keepdim=True)
             held.copy_(table.scatter_add_(1, table.argmax(1, keepdim=True), rest))
 
-    def encode(self, made: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def encode(self, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode symbols as a stream of 16-bit words; each channel of each sequence is a lane.
 
         Parameters
         ----------
         made : symbols around zero, (sequences, tokens, channels).
-        there : whether a sequence has the token, (sequences, tokens).
 
         Returns
         -------
@@ -141,46 +139,43 @@ class Coder:
             table, before = self._lanes(token, len(made))
             symbol = made[:, token].flatten()[:, None] + table.shape[1] // 2
             often, first = table.gather(1, symbol)[:, 0], before.gather(1, symbol)[:, 0]
-            active = there[:, token].repeat_interleave(made.shape[2])
-            full = active & (state >= often << (2 * LEAST - TOTAL))
+            full = state >= often << (2 * LEAST - TOTAL)
             place = count[:, None].clamp(max=made.shape[1] - 1)
             word = torch.where(full, state & 0xFFFF, words.gather(1, place)[:, 0])
             words.scatter_(1, place, word[:, None])
             count, state = count + full.long(), torch.where(full, state >> 16, state)
-            pushed = (state // often << TOTAL) + state % often + first
-            state = torch.where(active, pushed, state)
+            state = (state // often << TOTAL) + state % often + first
         used = torch.arange(made.shape[1], device=made.device) < count[:, None]
         return words[used].short(), count.int(), state.int()
 
-    def decode(self, words: Tensor, count: Tensor, state: Tensor, there: Tensor) -> Tensor:
+    def decode(self, words: Tensor, count: Tensor, state: Tensor, sizes: tuple[int, int]) -> Tensor:
         """Decode a stream that ``encode`` made with the same tables.
 
         Parameters
         ----------
         words, count, state : as ``encode`` returned them.
-        there : whether a sequence has the token, (sequences, tokens).
+        sizes : number of sequences, and of tokens of each.
 
         Returns
         -------
         Tensor
-            Symbols around zero, (sequences, tokens, channels); 0 where there is no token.
+            Symbols around zero, (sequences, tokens, channels).
         """
-        found = []
+        (sequences, tokens), found = sizes, []
         starts = count.long().cumsum(0) - count
         state, left = state.long() & 0xFFFFFFFF, count.long()
-        for token in range(there.shape[1]):
-            table, before = self._lanes(token, len(there))
+        for token in range(tokens):
+            table, before = self._lanes(token, sequences)
             slot = state & (2**TOTAL - 1)
             symbol = torch.searchsorted(before, slot[:, None], right=True) - 1
             often, first = table.gather(1, symbol)[:, 0], before.gather(1, symbol)[:, 0]
-            active = there[:, token].repeat_interleave(len(state) // len(there))
             pulled = often * (state >> TOTAL) + slot - first
-            empty = active & (pulled < 1 << LEAST)
+            empty = pulled < 1 << LEAST
             left = left - empty.long()
             word = words[(starts + left).clamp(0, len(words) - 1)].long() & 0xFFFF
-            state = torch.where(active, torch.where(empty, pulled << 16 | word, pulled), state)
-            found.append((symbol[:, 0] - table.shape[1] // 2) * active)
-        return torch.stack(found, 1).view(len(there), -1, there.shape[1]).transpose(1, 2)
+            state = torch.where(empty, pulled << 16 | word, pulled)
+            found.append(symbol[:, 0] - table.shape[1] // 2)
+        return torch.stack(found, 1).view(sequences, -1, tokens).transpose(1, 2)
 
     def _lanes(self, token: int, sequences: int) -> tuple[Tensor, Tensor]:
         """Of the token's kind of symbol, how often each comes, and those before it, by lane."""
@@ -220,16 +215,14 @@ class Cachegen(CachePlacement):
         return {"gpu": {"symbol tables": tables}, "host": {"kv": self.homes}}
 
     def _pass_through(self, layer: LayerCache, room: Tensor, coders: tuple[Coder, Coder]) -> None:
-        counts = torch.tensor(layer.stored_tokens(layer.lengths), device=layer.device)
-        sides = layer.kv.prompt(int(counts.max()))
-        there = torch.arange(sides[0].shape[2], device=layer.device) < counts[:, None]
+        sides = layer.kv.prompt(*layer.stored_tokens([self.run.prompt]))
         record_of, parts = self.run.counter.op, list[Tensor]()
         with record_of("encode") as record:
             for numbers, coder in zip(sides, coders, strict=True):
-                flat = numbers.transpose(1, 2).flatten(2).float() * there[..., None]
+                flat = numbers.transpose(1, 2).flatten(2).float()
                 made, steps = quantised(flat, self.settings.symbols)
-                coder.count(made, there)
-                parts += [steps, *coder.encode(made, there)]
+                coder.count(made)
+                parts += [steps, *coder.encode(made)]
                 record.reads(numbers)
             sizes = [part.numel() for part in parts]
             kinds = [(part.dtype, part.shape) for part in parts]
@@ -261,11 +254,9 @@ class Cachegen(CachePlacement):
                 begin = stop
             for i, numbers in enumerate(sides):
                 steps, words, count, state = found[4 * i : 4 * i + 4]
-                wide = restored(coders[i].decode(words, count, state, there), steps)
-                by_head = wide.view(*wide.shape[:2], numbers.shape[1], -1).transpose(1, 2)
-                numbers.copy_(
-                    torch.where(there[:, None, :, None], by_head.to(numbers.dtype), numbers)
-                )
+                made = coders[i].decode(words, count, state, (layer.batch, numbers.shape[2]))
+                wide = restored(made, steps)
+                numbers.copy_(wide.view(*wide.shape[:2], numbers.shape[1], -1).transpose(1, 2))
                 record.writes(numbers)
 
     def _layers(self) -> list[LayerCache]:
@@ -274,5 +265,5 @@ class Cachegen(CachePlacement):
 
     def _room(self, layer: LayerCache) -> int:
         """What ``bits`` says. [B]"""
-        kept = max(layer.stored_tokens(layer.lengths)) * layer.batch
+        kept = layer.stored_tokens([self.run.prompt])[0] * layer.batch
         return -int(-self.settings.bits / 8 * kept * 2 * layer.model.k_width // 1)

@@ -31,11 +31,6 @@ class Cascade(LayerCache):
         self.shared = min(int(settings.shared), place.run.prompt)
         super().__init__(place)
         self.refuse_windows()
-        if min(self.lengths) < self.shared:
-            raise InputError(
-                f"cascade: shared={self.shared} is longer than a prompt of {min(self.lengths)} "
-                f"tokens; lower it"
-            )
         if not self.kv.plain:
             raise InputError(
                 f"cascade: its real implementation reads fp16, and {self.parts.storage.name} packs "
@@ -68,18 +63,11 @@ class Cascade(LayerCache):
         own = [numbers[:, :, self.shared :] for numbers in (keys, values)]
         with self.counter.op("compact") as record:
             record.reads(*self.prefix, *own).writes(*self.prefix)
-        self.kv.fill(own[0], own[1], [n - self.shared for n in self.lengths], "compact")
+        self.kv.fill(own[0], own[1], "compact")
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the prefix once for all sequences, to each one's own tokens, and merge both.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
-        away = [self.shared] * self.batch
-        span = SlotRange.after_cached(step, away, self.shared)
+        """Attend to the prefix once for all sequences, to each one's own tokens, and merge both."""
+        span = SlotRange.after_cached(step, self.shared)
         self.kv.append(keys, values, span)
         batch, heads, new, dim = queries.shape
         together = queries.transpose(0, 1).reshape(1, heads, batch * new, dim)

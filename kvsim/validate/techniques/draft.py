@@ -50,9 +50,8 @@ class Draft(SpeculativeDrafter):
     def after_prompt(self, generation: RunningGeneration) -> None:
         """Run the draft model over the prompts; its logits are not used."""
         self.run.counter.begin("prefill")
-        hidden = self._pass(generation.padded, [0] * generation.batch)
-        rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
-        self.layers.decoder.head(hidden[rows, last])
+        hidden = self._pass(generation.prompt_tokens, [0] * generation.batch)
+        self.layers.decoder.head(hidden[:, -1])
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
         """Run the draft model on the newest tokens and return their logits, (batch, 1, vocab)."""

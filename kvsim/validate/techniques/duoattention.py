@@ -50,35 +50,22 @@ class Duoattention(RingCache):
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store all tokens for retrieval heads, and sinks and recent tokens for streaming heads."""
-        every = torch.arange(self.prompt, device=keys.device).expand(self.batch, 1, -1)
-        held = self.ring(self._on_device).clamp_min(0)[:, None, : self.prompt]
+        every = torch.arange(self.prompt, device=keys.device)
         far, near = self._kinds(keys, keys, values)
-        for kv, (_, k, v), index in ((self.whole, far, every), (self.kv, near, held)):
+        for kv, (_, k, v), index in ((self.whole, far, every), (self.kv, near, self.prompt_ring())):
             if self.prompt <= self.budget:
-                kv.fill(k, v, self.lengths)
+                kv.fill(k, v)
             else:
-                self.keep(k, v, index.expand(-1, k.shape[1], -1), kv)
+                self.keep(k, v, index.expand(*k.shape[:2], -1), kv)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store new tokens and attend; in streaming heads they replace the oldest recent ones.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Store new tokens and attend; in streaming heads they replace the oldest recent ones."""
         return self.attend_behind(queries, keys, values, step, self.slot_range(step))
 
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens for both kinds of heads, and attend with each over its own cache.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Store new tokens for both kinds of heads, and attend with each over its own cache."""
         every = SlotRange.after_cached(step)
         if step.fixed:
             every = replace(every, room=self.whole.slots)

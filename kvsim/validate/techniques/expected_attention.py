@@ -32,47 +32,34 @@ class ExpectedAttention(CutCache):
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend in full, and add up the unrotated queries and their products for ``score``.
 
-        The sums are taken only if the prompt is longer than the budget, and leave out padding and
-        the first ``SINKS`` tokens.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
+        The sums are taken only if the prompt is longer than the budget, and leave out the first
+        ``SINKS`` tokens.
         """
         if self.prompt > self.budget:
             with self.counter.op("query_spread") as record:
                 turn = self.run.decoder.turns(step.positions)
                 plain = queries if turn is None else rotate(queries, turn[0], -turn[1])
-                own = (step.positions >= SINKS) & (
-                    step.positions < self._on_device[step.rows, None]
-                )
-                plain = plain.float() * own[:, None, :, None]
+                plain = plain.float() * (step.positions >= SINKS)[:, None, :, None]
                 self._sum[step.rows] += plain.sum(2)
                 self._square[step.rows] += plain.mT @ plain
                 record.reads(queries).writes(queries)
         return super().attend_prompt(queries, keys, values, step)
 
-    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
         """Score each token by its expected attention weight times the norm of its value.
 
         The first ``SINKS`` tokens are always kept.
-
-        Returns
-        -------
-        Tensor
-            (batch, KV heads, tokens).
         """
-        dim, many = keys.shape[-1], (self._on_device - SINKS)[:, None, None]
+        dim, many = keys.shape[-1], self.prompt - SINKS
         mean = self._sum / many
-        spread = self._square / many[..., None] - mean[..., None] * mean[..., None, :]
+        spread = self._square / many - mean[..., None] * mean[..., None, :]
         turn = self._turning()
         mean, spread = mean @ turn, turn.mT @ spread @ turn
         with self.counter.op("expect") as record:
             wide = keys.float().repeat_interleave(self.model.queries_per_kv, 1)
             logits = (wide @ mean[..., None])[..., 0] / dim**0.5
             logits = logits + ((wide @ spread) * wide).sum(-1) / dim / 2
-            weights = logits.masked_fill(~there[:, None], -torch.inf).softmax(-1)
+            weights = logits.softmax(-1)
             shared = by_kv_head(weights, keys.shape[1])
             shared = shared / self.model.queries_per_kv
             scored = (shared + LEAST) * values.float().norm(dim=-1)

@@ -45,27 +45,23 @@ class Flexprefill(SparseBlocksCache):
         (sequences, heads, blocks of queries, blocks of keys)
         """
         with self.counter.op("last_block") as record:
-            asked, asking, there = self.last_queries(queries, step, min(self.block, step.new))
+            asked, asking = queries[:, :, -self.block :], step.positions[:, -self.block :]
             tokens = torch.arange(keys.shape[2], device=keys.device)
-            seen = (tokens <= asking[..., None])[:, None]
-            own = there[:, None, :, None]
-            weights = scores(asked, keys, seen | ~own) * (own & seen)
-            shares = weights / weights.sum((2, 3), keepdim=True).clamp(min=LEAST)
+            weights = scores(asked, keys, (tokens <= asking[..., None])[:, None])
+            shares = weights / weights.sum((2, 3), keepdim=True)
             columns = self._sum_blocks(shares.sum(2)[..., None])[..., 0]
             away = ((asking[..., None] - tokens).clamp(min=0) // self.block)[:, None]
             flat = away.expand_as(shares).flatten(2)
             diagonals = torch.zeros_like(columns).scatter_add_(2, flat, shares.flatten(2))
 
-            held = self._means(keys, tokens[None], step)
-            ends = (asked.float() * own).sum(2) / own.sum(2).clamp(min=1)
+            held = self._means(keys)
             column = torch.arange(columns.shape[2], device=keys.device)
-            reached = column * self.block <= asking[:, -1:]
-            guess = scores(ends[:, :, None], held, reached[:, None, None])[:, :, 0]
+            guess = scores(asked.float().mean(2, keepdim=True), held)[:, :, 0]
             trusted = _distance(guess, columns) < TAU
 
             row = torch.arange(-(-step.new // self.block), device=keys.device)[:, None]
             row = row + step.starts[0] // self.block
-            by_means = scores(self._means(queries, step.positions, step), held, column <= row)
+            by_means = scores(self._means(queries), held, column <= row)
             lines = diagonals[:, :, (row - column).clamp(min=0)]
             by_lines = torch.maximum(columns[:, :, None], lines)
             kept, found = weights.to(keys.dtype), by_means.to(keys.dtype)
@@ -73,11 +69,10 @@ class Flexprefill(SparseBlocksCache):
             record.writes(kept, kept, found, found)
         return self.causal(torch.where(trusted[..., None, None], by_means, by_lines), step)
 
-    def _means(self, numbers: Tensor, places: Tensor, step: Pass) -> Tensor:
-        """Means of blocks of a prompt's own tokens, (sequences, heads, blocks, dim) in fp32."""
-        own = (places < self._on_device[step.rows, None])[:, None, :, None]
-        total, many = map(self._sum_blocks, (numbers.float() * own, own.float()))
-        return total / many.clamp(min=1)
+    def _means(self, numbers: Tensor) -> Tensor:
+        """Means of blocks of a prompt's tokens, (sequences, heads, blocks, dim) in fp32."""
+        many = self._sum_blocks(torch.ones_like(numbers[:1, :1, :, :1], dtype=torch.float32))
+        return self._sum_blocks(numbers.float()) / many
 
     def _sum_blocks(self, numbers: Tensor) -> Tensor:
         """Sum (..., tokens, dim) over the tokens of each block."""

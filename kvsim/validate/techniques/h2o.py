@@ -49,10 +49,9 @@ class H2o(RingCache):
             return super().attend_prompt(queries, keys, values, step)
         if self._prompt_sums is None:
             self._prompt_sums = self._sums(self.prompt)
-        counts = step.positions < self._on_device[step.rows, None]
         room = len(queries) * step.new * self.model.ffn // 4
         sums = self._prompt_sums[step.rows, :, : step.length]
-        return attend_and_add(self.counter, queries, keys, values, sums, step, counts, room)
+        return attend_and_add(self.counter, queries, keys, values, sums, step, room)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store each sequence's recent tokens, and the older ones of largest summed weight."""
@@ -62,29 +61,18 @@ class H2o(RingCache):
             if sums is not None:
                 self.sums[:, :, : self.prompt] = sums
             return
-        lengths = self._on_device
-        tokens = torch.arange(self.prompt, device=keys.device)
+        held = self.prompt_ring().repeat(self.batch, keys.shape[1], 1)
         with self.counter.op("select") as record:
             by_head = by_kv_head(sums, keys.shape[1])
-            old = tokens < (lengths - self.recent)[:, None]
-            ranked = by_head.masked_fill(~old[:, None], -torch.inf)
-            heavy = ranked.topk(self.sink, dim=-1).indices
+            old = by_head[..., : self.prompt - self.recent]
+            held[:, :, : self.sink] = old.topk(self.sink, dim=-1).indices
             record.reads(by_head)
-        held = self.ring(lengths)[:, None].clamp_min(0).repeat(1, keys.shape[1], 1)
-        crowded = (lengths > self.budget)[:, None, None]
-        held[:, :, : self.sink] = torch.where(crowded, heavy, held[:, :, : self.sink])
         self.keep(keys, values, held)
         per_head = held.repeat_interleave(self.model.queries_per_kv, dim=1)
         self.sums.copy_(sums.gather(2, per_head))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Evict a token if the cache is full, store the new one, attend, and update the sums.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Evict a token if the cache is full, store the new one, attend, and update the sums."""
         if not self.ranked:
             return super().attend(queries, keys, values, step)
         span = self.slot_range(step)

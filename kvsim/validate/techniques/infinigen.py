@@ -26,7 +26,7 @@ from kvsim.techniques.papers.infinigen import Guessed as Settings
 from kvsim.techniques.papers.infinigen import guessing_channels
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.architecture import rotate
-from kvsim.validate.model.attention import Pass, Seen, attend
+from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.host_rows import HostCopies
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext
@@ -62,7 +62,6 @@ class Guessed(LayerCache):
             "guessed", lambda: torch.zeros(room, dtype=self.dtype, device=self.device)
         )
         self.arrived, self.fetched = self.host.stored, self.buffers_of[0]
-        self.seen: Seen = "all"
 
     def make(self, slots: int) -> KvStore:
         """Create a store without slots, as the whole cache is in host memory."""
@@ -71,31 +70,23 @@ class Guessed(LayerCache):
         return Fp16(CacheRoom(self.parts.storage, 0, self.counter, *sizes))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and sum the queries' magnitudes, by which channels are chosen.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
-        there = (step.positions < self._on_device[step.rows, None])[:, None, :, None]
+        """Attend in full, and sum the queries' magnitudes, by which channels are chosen."""
         with self.counter.op("partial_keys") as record:
-            weighs = (queries * there).abs().sum((0, 2), dtype=torch.float32)
+            weighs = queries.abs().sum((0, 2), dtype=torch.float32)
             self.asked += weighs.view(keys.shape[1], -1, keys.shape[3]).sum(1)
             record.reads(queries)
         return super().attend_prompt(queries, keys, values, step)
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Choose channels, keep partial keys and query weights, and copy the cache to the host."""
-        m, tokens = self.model, torch.arange(keys.shape[2], device=keys.device)
+        m = self.model
         with self.counter.op("partial_keys") as record:
-            there = (tokens < self._on_device[:, None])[:, None, :, None]
-            weighs = self.asked + (keys * there).abs().sum((0, 2), dtype=torch.float32)
+            weighs = self.asked + keys.abs().sum((0, 2), dtype=torch.float32)
             pairs = weighs.view(len(weighs), 2, -1).sum(1)
             best = pairs.topk(self.channels.shape[1] // 2).indices.sort(-1).values
             self.channels.copy_(torch.cat([best, best + pairs.shape[1]], 1))
             record.reads(keys)
-            self._keep_partial(record, keys, tokens.expand(self.batch, -1))
+            self._keep_partial(record, keys, 0)
             heads = torch.arange(m.heads, device=keys.device)[:, None]
             rows = heads * m.head_dim + self.channels.repeat_interleave(m.queries_per_kv, 0)
             whole = self.run.decoder.weights.layers[self.layer].qkv
@@ -114,7 +105,7 @@ class Guessed(LayerCache):
 
     def before_input(self, tensor: Tensor, step: Pass) -> None:
         """Rank the cached tokens by the previous layer's input, and fetch the best."""
-        m, before = self.model, max(step.starts)
+        m, before = self.model, step.starts[0]
         norm = self.run.decoder.weights.layers[self.layer].q_norm
         with self.counter.op("guess_query") as record:
             asked = self.weights(tensor).view(self.batch, m.kv_heads, m.queries_per_kv, -1)
@@ -131,36 +122,22 @@ class Guessed(LayerCache):
             products = turned @ keys.mT
             record.reads(asked, keys, products).writes(products)
         with self.counter.op("topk") as record:
-            starts = self._starts(step)[:, None, None]
             best = products.amax(2)
-            there = torch.arange(before, device=best.device) < starts
             record.writes(best).reads(best)
-            ranked = best.masked_fill(~there, -torch.inf)
-            index = ranked.topk(min(self.budget, before), dim=-1).indices
-            held = there.expand_as(best).gather(2, index)
-            index = torch.minimum(index, starts - 1)
-        self.seen = "all"
-        if not step.uniform:
-            self.seen = F.pad(held, (0, 1), value=True)[:, :, None]
+            index = best.topk(min(self.budget, before), dim=-1).indices
         self._fetch(index)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the fetched tokens and the new one, and copy the new one to host memory.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Attend to the fetched tokens and the new one, and copy the new one to host memory."""
         with self.counter.op("partial_keys") as record:
             record.reads(keys)
-            self._keep_partial(record, keys, step.positions)
+            self._keep_partial(record, keys, step.starts[0])
         self.arrived.wait()
         with self.counter.op("attn") as record:
             pairs = zip(self.fetched, (keys, values), strict=True)
             k, v = (torch.cat([rows, new], 2) for rows, new in pairs)
             record.writes(keys, values)
-            out = attend(record, queries, k, v, self.seen)
+            out = attend(record, queries, k, v, "all")
         self.host.append(keys, values, step)
         return out
 
@@ -182,14 +159,8 @@ class Guessed(LayerCache):
         self.arrived = self.host.fetch(index, self.fetched.unbind())
         self.counter.copy("fetch", "h2d", [self.fetched], rows=2 * index.numel())
 
-    def _keep_partial(self, record: OpRecord, keys: Tensor, slots: Tensor) -> None:
-        """Keep the chosen channels of keys (sequences, KV heads, new, dim) in their slots."""
-        index = self.channels[None, :, None].expand(*keys.shape[:3], -1)
-        made = keys.gather(3, index)
-        sequences = torch.arange(self.batch, device=keys.device)[:, None]
-        self.partial[sequences, :, slots] = made.transpose(1, 2)
+    def _keep_partial(self, record: OpRecord, keys: Tensor, first: int) -> None:
+        """Keep the chosen channels of keys (sequences, KV heads, new, dim) from a slot on."""
+        made = keys.gather(3, self.channels[None, :, None].expand(*keys.shape[:3], -1))
+        self.partial[:, :, first : first + keys.shape[2]] = made
         record.writes(made)
-
-    def _starts(self, step: Pass) -> Tensor:
-        """Return the tokens of every sequence before the pass, on the device."""
-        return step.positions[:, 0]

@@ -71,13 +71,7 @@ class Values(LayerCache):
             self.host.prompt_done()
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Score all keys, fetch the values of the top N tokens, and sum them by weight.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Score all keys, fetch the values of the top N tokens, and sum them by weight."""
         count, span, rows = min(self.n, step.length), SlotRange.after_cached(step), self.rows
         own = self._append(keys, values, span)
         with self.counter.op("scores" if self.host else "attn") as record:

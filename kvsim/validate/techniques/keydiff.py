@@ -16,18 +16,11 @@ class Keydiff(CutCache):
     .. [1] J. Park et al., "KeyDiff", NeurIPS 2025, section 3, equation 5.
     """
 
-    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Score each key by the negative cosine to the mean direction of its head's keys.
-
-        Returns
-        -------
-        Tensor
-            (batch, KV heads, tokens).
-        """
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Score each key by the negative cosine to the mean direction of its head's keys."""
         with self.counter.op("score") as record:
             directions = F.normalize(keys.float(), dim=-1)
-            own = there[:, None, :, None]
-            anchor = (directions * own).sum(2, keepdim=True) / own.sum(2, keepdim=True)
+            anchor = directions.mean(2, keepdim=True)
             scored = -(directions * F.normalize(anchor, dim=-1)).sum(-1).to(keys.dtype)
             record.reads(keys, keys).writes(scored)
         return scored

@@ -37,19 +37,14 @@ class Kivi(PackedStore):
         return keys, (lengths - self.residual).clamp(min=0)
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Return whether values leave the residual, and whether keys fill it.
-
-        If the sequences differ in that, it is None and the pass is not replayed.
-        """
-        packs = [n > self.residual for n in ends], [n % self.residual == 0 for n in ends]
-        alike = all(all(some) or not any(some) for some in packs)
-        return tuple(some[0] for some in packs) if alike else None
+        """Return whether values leave the residual, and whether keys fill it."""
+        return ends[0] > self.residual, ends[0] % self.residual == 0
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Pack the value that leaves the residual, store new tokens, and pack full key blocks."""
-        last = span.slots[:, 0]
-        full = [i for i, n in enumerate(span.ends) if n > self.residual]
-        self.pack(self.v, full, last, 1, self.residual)
+        last, tokens = span.slots[:, 0], span.ends[0]
+        if tokens > self.residual:
+            self.pack(self.v, last - self.residual, 1)
         self.add(keys, values, span)
-        whole = [i for i, n in enumerate(span.ends) if n % self.residual == 0]
-        self.pack(self.k, whole, last, self.residual, self.residual - 1)
+        if tokens % self.residual == 0:
+            self.pack(self.k, last - self.residual + 1, self.residual)

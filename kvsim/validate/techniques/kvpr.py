@@ -25,7 +25,7 @@ the parts of the batch one after another, and streamed weights stay for all of t
 (``parts.prefetch.StreamedWeights``).
 
 Where this departs from the paper: only the inputs of prompt tokens are stored, so l is at most the
-shortest prompt. Tokens that every step recomputes have no keys and values in host memory.
+prompt. Tokens that every step recomputes have no keys and values in host memory.
 Recomputed keys are rotated to their positions (the paper's OPT has none to rotate). W_K and W_V are
 not loaded before W_Q and W_O (figure 5): streamed weights come as one piece per layer.
 """
@@ -83,7 +83,7 @@ class Kvpr(HostRows):
 
     def split(self, cached: int) -> int:
         """Return the split l of a step with ``cached`` tokens in the cache. [tokens]"""
-        return int(self.splits[min(cached - self.shared.shortest, len(self.splits) - 1)])
+        return int(self.splits[min(cached - self.run.prompt, len(self.splits) - 1)])
 
     def ready(self) -> None:
         """Allocate the two GPU buffers for layer inputs, which all layers share."""
@@ -178,10 +178,6 @@ class _Shared:
         self.buffers: list[list[Tensor]] = []
         self.turns: tuple[Tensor, Tensor] | None = None  # rotary cosine and sine of positions
         self._splits: dict[LayerShape, Array] = {}
-        each = run.batch // place.tiles
-        longest = (max(run.lengths[i : i + each]) for i in range(0, run.batch, each))
-        # decoding begins at the longest prompt of each part of the batch: the least of these
-        self.shortest = min(longest)  # [tokens]
 
     def allocate(self) -> None:
         """Allocate two buffers for inputs, used alternately, and the rotary cosine and sine."""
@@ -193,18 +189,17 @@ class _Shared:
         self.turns = self.run.decoder.turns(torch.arange(len(largest[0]), device=device)[None])
 
     def splits(self, layer: int) -> Array:
-        """Return the split l of every step of a layer, from ``shortest`` cached tokens on. [tokens]
+        """Return the split l of every step of a layer, from the prompt's end on. [tokens]
 
         It minimises max(t_recompute(l), t_load(s' - l)), with the time of X[0:l] before both where
         nothing else hides it (equations 10 and 11).
         """
         run, shape = self.run, self.run.shapes[layer]
         if shape not in self._splits:
-            cached = np.arange(self.shortest, run.capacity, dtype=float)
+            cached = np.arange(run.prompt, run.capacity, dtype=float)
             each = float(run.batch // self.place.tiles)
             p = Point(each, cached, 1.0, float(run.prompt), float(run.capacity))
             at = LayerPass(run.deployment, p, shape, run.parts[layer])
-            limit = min(run.lengths)  # the shortest prompt has inputs of no more tokens
             found = np.broadcast_to(np.asarray(choose_split(self.place, at)), cached.shape)
-            self._splits[shape] = np.minimum(found, limit)
+            self._splits[shape] = np.minimum(found, run.prompt)  # of which inputs are stored
         return self._splits[shape]

@@ -47,13 +47,14 @@ class Kvquant(KvStore):
         self.spread = self._table(2, torch.float16)  # mean and deviation of a token's values
         self.channels = torch.zeros(2, self.width, device=room.device)  # a table of the model
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Compute each key channel's mean and deviation, then pack the prompts."""
-        most = max(counts)
-        slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
-        rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
-        self._learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
-        self._store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
+        most = keys.shape[2]
+        slots = torch.arange(most, device=keys.device)[None]
+        rows = self._rows(self.room.turned(keys, slots, back=True))
+        spread = rows.float().std((0, 1), correction=0)
+        self.channels = torch.stack([rows.float().mean((0, 1)), spread.clamp(min=1e-6)])
+        self._store(rows, self._rows(values), SlotRange(slots, (most,) * len(keys), most, 0))
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Undo the rotary embedding of the new keys, then pack keys and values into their slots."""
@@ -64,11 +65,6 @@ class Kvquant(KvStore):
         """Dequantise all cached keys and values, rotate the keys by their positions, then attend.
 
         Only the packed tensors are counted as read, as if a single kernel did all of it.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
         """
         with self.counter.op("attn") as record:
             keys, values = (self._heads(rows) for rows in self.widen(span.longest))
@@ -83,11 +79,6 @@ class Kvquant(KvStore):
     def tensors(self) -> dict[str, list[Tensor]]:
         """Return the packed numbers, and the outliers with each token's value statistics."""
         return {"kv": self.codes, "outliers": [*self.apart_from, self.spread]}
-
-    def _learn(self, keys: Tensor) -> None:
-        """Compute mean and deviation of every channel of keys, (tokens, width)."""
-        spread = keys.float().std(0, correction=0)
-        self.channels = torch.stack([keys.float().mean(0), spread.clamp(min=1e-6)])
 
     def _store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Find the outliers and pack the rest; both are (sequences, tokens, width)."""

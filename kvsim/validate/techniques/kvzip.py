@@ -87,12 +87,12 @@ class Kvzip(CutCache):
         decoder = replace(
             self.run.decoder, counter=_Repeating(self.counter), length=self.prompt + chunk
         )
-        tokens = generation.padded[rows]
+        tokens = generation.prompt_tokens[rows]
         for first in range(0, self.prompt, chunk):
             part = tokens[:, first : first + chunk]
             new = torch.arange(part.shape[1], device=self.device)
-            positions = self._on_device[:, None] + new
-            step = decoder.step(rows, tuple(self.lengths), positions, "between")
+            positions = (self.prompt + new).expand(self.batch, -1)
+            step = decoder.step(rows, (self.prompt,) * self.batch, positions, "between")
             x = decoder.embed(part, positions)
             for cache in caches:
                 weights = self.run.weights(cache.layer, "prefill")
@@ -127,19 +127,16 @@ class Kvzip(CutCache):
         Tensor
             Output of attention, (sequences, heads, chunk, dim).
         """
-        held = self.kv.prompt(self.prompt)
-        tokens, new = torch.arange(self.prompt, device=keys.device), step.new
-        there = tokens < self._on_device[:, None]
-        later = torch.ones(new, new, dtype=torch.bool, device=keys.device).tril()
+        held, new = self.kv.prompt(self.prompt), step.new
 
-        def mask(known: Tensor) -> Tensor:
-            """Which tokens of the prompt are seen, and of the repetition those before a query."""
-            seen = known[:, None, None].expand(-1, -1, new, -1)
-            return torch.cat([seen, later.expand(self.batch, 1, -1, -1)], 3)
+        def see(known: int) -> Tensor:
+            """All of some tokens of the prompt, and of the repetition those before a query."""
+            seen = torch.ones(new, known + new, dtype=torch.bool, device=keys.device)
+            return seen.tril(known)[None, None]
 
         with self.counter.op("reconstruct") as record:
             k, v = (torch.cat(pair, 2) for pair in zip(held, (keys, values), strict=True))
-            seen = mask(there)
+            seen = see(self.prompt)
             out = attend(OpRecord(), queries, k, v, seen)
             record.visible(new, k.shape[2], seen)
             record.reads(queries, *held, keys, values).writes(out)
@@ -147,26 +144,19 @@ class Kvzip(CutCache):
         if not first:
             self._scores = keys.new_zeros(*held[0].shape[:3])
         with self.counter.op("chunk_scores") as record:
-            seen, both_keys = mask(there[:, some]), torch.cat([held[0][:, :, some], keys], 2)
+            seen, both_keys = see(new), torch.cat([held[0][:, :, some], keys], 2)
             found = keys.new_zeros(self.batch, queries.shape[1], new)
-            asked = there[:, None, some, None]  # behind its end a prompt asks nothing
             for part in query_ranges(new, 2 * found.numel(), keys.device):
                 weights = scores(queries[:, :, part], both_keys, seen[:, :, part]).to(keys.dtype)
-                found = torch.maximum(found, (weights[..., :new] * asked[:, :, part]).amax(2))
+                found = torch.maximum(found, weights[..., :new].amax(2))
                 record.reads(weights).writes(weights)
             record.visible(new, 2 * new, seen)
             record.reads(queries, both_keys)
             self._scores[:, :, some] = found.view(*keys.shape[:2], -1, new).amax(2)
         return out
 
-    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-        """Return the scores that repeating the prompt has found, and release them.
-
-        Returns
-        -------
-        Tensor
-            (batch, KV heads, tokens).
-        """
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the scores that repeating the prompt has found, and release them."""
         found, self._scores = self._scores, torch.zeros(0)
         return found
 

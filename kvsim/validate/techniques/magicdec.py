@@ -69,13 +69,7 @@ class Magicdec(SelfDrafter):
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Attend to the layer's draft cache instead of the full one.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Attend to the layer's draft cache instead of the full one."""
         return self.caches[visit].attend(queries, keys, values, step)
 
     def resident(self) -> Resident:
@@ -98,13 +92,10 @@ class DraftRing(RingCache):
         self.recent = self.window + settings.idle
         super().__init__(place)
 
-    def observe(self, queries: Tensor, step: Pass) -> None:
-        """Ignore the queries, as positions alone decide which tokens are kept."""
-
     def cut(self, keys: Tensor, values: Tensor) -> None:
         """Store the first and the latest tokens of each prompt."""
-        index = self.ring(self._on_device)[:, : self.prompt].clamp_min(0)
-        self.keep(keys, values, index[:, None].expand(-1, keys.shape[1], -1))
+        index = self.prompt_ring()[: self.prompt]
+        self.keep(keys, values, index.expand(*keys.shape[:2], -1))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the drafted token, and attend to sinks and window. (sequences, heads, new, dim)"""

@@ -38,13 +38,7 @@ class Minference(SparsePromptCache):
         self.vertical, self.slash, self.window = settings.vertical, settings.slash, settings.window
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend to the best columns and diagonals (vertical and slash lines) of each head.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, chunk, dim).
-        """
+        """Attend to the best columns and diagonals (vertical and slash lines) of each head."""
         columns, diagonals = self._rank(queries, keys, step)
         shared, held = queries.shape[1] // keys.shape[1], keys.shape[2]
         k, v = (numbers.repeat_interleave(shared, 1) for numbers in (keys, values))
@@ -63,12 +57,10 @@ class Minference(SparsePromptCache):
     def _rank(self, queries: Tensor, keys: Tensor, step: Pass) -> tuple[Tensor, Tensor]:
         """Rank columns and diagonals, from 0 for the best, (sequences, heads, tokens)."""
         many, held = min(self.window, step.new), keys.shape[2]
-        asked, asking, there = self.last_queries(queries, step, many)
-        tokens = torch.arange(held, device=keys.device)
+        asked, tokens = queries[:, :, -many:], torch.arange(held, device=keys.device)
         with self.counter.op("find_lines") as record:
-            away = (asking[..., None] - tokens)[:, None]
-            weights = scores(asked, keys, (away >= 0) | ~there[:, None, :, None])
-            weights = weights * (there[:, None, :, None] & (away >= 0))
+            away = (step.positions[:, -many:, None] - tokens)[:, None]
+            weights = scores(asked, keys, away >= 0)
             columns = weights.sum(2)
             flat = away.clamp(min=0).expand_as(weights).flatten(2)
             diagonals = torch.zeros_like(columns).scatter_add_(2, flat, weights.flatten(2))

@@ -109,13 +109,7 @@ class Hierarchical(PackedStore):
         self.add(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to C_U in a draft, to C_U and C_L in verification, and to both buffers.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Attend to C_U in a draft, to C_U and C_L in verification, and to both buffers."""
         upper = span.draft and self.drafts_read_upper
         return self._attend_packed(queries, span, upper=upper).out.to(queries.dtype)
 
@@ -130,4 +124,4 @@ class Hierarchical(PackedStore):
         if full:
             begins = to_device([self.packed_keys(n) for n in before], self.room.device)
             for side in (self.k, self.v):
-                self.pack(side, full, begins, self.half)
+                self.pack(side, begins, self.half, full)

@@ -52,13 +52,7 @@ class Quest(LayerCache):
         super().store_prompt(keys, values)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new token, rank the pages, attend to the best of them.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Store the new token, rank the pages, attend to the best of them."""
         span = SlotRange.after_cached(step)
         if step.fixed:  # pages that are not there yet are ranked behind all others
             span = replace(span, room=self.kv.slots)
@@ -102,10 +96,9 @@ class Quest(LayerCache):
             return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
 
     def _summarise(self, keys: Tensor) -> None:
-        """Compute the bounds of a prompt's pages, ignoring rows after a sequence's end."""
+        """Compute the bounds of a prompt's pages."""
         with self.counter.op("page_bounds") as record:
-            ends = self._on_device
-            low, high = (in_pages(keys, ends, self.page, n) for n in (torch.inf, -torch.inf))
+            low, high = (in_pages(keys, self.page, n) for n in (torch.inf, -torch.inf))
             pages = low.shape[2]
             self.low[:, :, :pages], self.high[:, :, :pages] = low.amin(3), high.amax(3)
             record.reads(keys).writes(self.low[:, :, :pages], self.high[:, :, :pages])

@@ -1,7 +1,6 @@
 """R-KV: whenever a buffer is full, keeps the important and non-redundant tokens."""
 
 from collections.abc import Mapping
-from statistics import fmean
 from types import MappingProxyType
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from kvsim.techniques.papers.r_kv import RKv as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import EvictingCache
-from kvsim.validate.parts.scores import KeptQueries, query_ranges, scores
+from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange
 
@@ -41,7 +40,7 @@ class RKv(EvictingCache):
         super().__init__(place)
         self.refuse_windows()
         self.refuse_drafts()
-        self.last = KeptQueries.of_last(self._on_device, min(self.window, self.prompt))
+        self.watch(self.window)
         shape = (self.batch, self.model.heads, self.window, self.model.head_dim)
         self.latest = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
@@ -55,91 +54,68 @@ class RKv(EvictingCache):
         """Slots per sequence: kept tokens, and those added until the next eviction. [tokens]"""
         return min(self.kept + self.buffer, self.capacity)
 
-    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend in full, and record the prompts' last queries for a cut of the prompts."""
-        if self.prompt > self.kept:
-            self.last.observe(queries, step)
-        return super().attend_prompt(queries, keys, values, step)
-
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store the tokens of each prompt that the first cut leaves."""
-        if self.prompt <= self.kept:
+        if self.last is None:
             super().store_prompt(keys, values)
-            return
-        asking, ends = self.last.positions, self._on_device
-        index = self._choose(self.last.take(), asking, keys, ends)
-        first = torch.arange(self.kept, device=keys.device)
-        self.keep(keys, values, torch.where((ends > self.kept)[:, None, None], index, first))
+        else:
+            self.keep(keys, values, self._choose(self.last.take(), self.last.positions, keys))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new token, attend, and evict tokens when the cache is full.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
-        held = self.stored_tokens(list(step.starts))
-        slots = torch.tensor(held, device=queries.device)[:, None]
-        alike = held[0] if min(held) == max(held) else None
-        span = SlotRange(slots, tuple(n + 1 for n in held), 1, alike)
+        """Store the new token, attend, and evict tokens when the cache is full."""
+        span = SlotRange.after_cached(step, step.starts[0] - self._held(step.starts[0]))
         out = self.attend_behind(queries, keys, values, step, span)
-        sequences = torch.arange(self.batch, device=queries.device)
-        turn = step.positions[:, 0] % self.window
-        self.latest[sequences, :, turn] = queries[:, :, 0]
-        if self.kept + self.buffer in span.ends:
-            age = (turn[:, None] - torch.arange(self.window, device=turn.device)) % self.window
-            self._cut(slots - age, slots[:, 0] + 1)
+        turn = step.starts[0] % self.window
+        self.latest[:, :, turn] = queries[:, :, 0]
+        if span.longest == self.kept + self.buffer:
+            age = (turn - torch.arange(self.window, device=queries.device)) % self.window
+            self._cut(span.longest - 1 - age)
         return out
 
-    def _cut(self, asking: Tensor, ends: Tensor) -> None:
-        """Move the best rows of full sequences to the front; those of others stay."""
+    def _cut(self, asking: Tensor) -> None:
+        """Move the best rows of a full cache to the front."""
         columns = (self.rows.k, self.rows.v)
-        keys = columns[0].widened(columns[0].parts)[:, :, : int(ends.max())]
-        index = self._choose(self.latest, asking, keys, ends)
-        first = torch.arange(self.kept, device=keys.device).expand_as(index)
-        full = (ends == self.kept + self.buffer)[:, None, None]
+        index = self._choose(self.latest, asking, columns[0].widened(columns[0].parts))
+        first = torch.arange(self.kept, device=index.device).expand_as(index)
         with self.counter.op("compact") as record:
             for column in columns:
-                column.move(record, torch.where(full, index, first), first)
+                column.move(record, index, first)
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
         """Return the number of tokens of each sequence that remain after evictions. [tokens]"""
-        made = [
-            min(prompt, self.kept) + n - prompt
-            for n, prompt in zip(tokens, self.lengths, strict=True)
-        ]
-        return [n if n < self.kept else self.kept + (n - self.kept) % self.buffer for n in made]
+        return [self._held(n) for n in tokens]
+
+    def _held(self, tokens: int) -> int:
+        """Return how many of a sequence's tokens remain after evictions. [tokens]"""
+        made = min(self.prompt, self.kept) + tokens - self.prompt
+        return made if made < self.kept else self.kept + (made - self.kept) % self.buffer
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
         """Return the shares of a cut, which waits for a full buffer, and of the tokens read."""
-        ends = [n + 1 for n in self.stored_tokens(cached)]
-        cut = self.buffer * fmean(n == self.kept + self.buffer for n in ends)
-        spread = fmean(min(n + 1, self.kept + (self.buffer + 1) / 2) for n in cached)
-        return {"redundancy": cut, "select": cut, "compact": cut, "attn": fmean(ends) / spread}
+        end = self._held(cached[0]) + 1
+        cut = float(self.buffer * (end == self.kept + self.buffer))
+        spread = min(cached[0] + 1, self.kept + (self.buffer + 1) / 2)
+        return {"redundancy": cut, "select": cut, "compact": cut, "attn": end / spread}
 
     def buffers(self) -> Resident:
         """Return the latest queries, by whose attention the next eviction ranks tokens."""
         return {"gpu": {"latest queries": [self.latest]}}
 
-    def _choose(self, queries: Tensor, asking: Tensor, keys: Tensor, ends: Tensor) -> Tensor:
-        """Tokens to keep, (batch, KV heads, kept), of the first ``ends`` keys, in their order.
+    def _choose(self, queries: Tensor, asking: Tensor, keys: Tensor) -> Tensor:
+        """Tokens to keep, (batch, KV heads, kept), in their order.
 
-        ``asking`` (batch, window) are the queries' own places among the keys.
+        ``asking`` (window,) are the queries' own places among the keys.
         """
         tokens = torch.arange(keys.shape[2], device=keys.device)
-        there = tokens < ends[:, None]
         with self.counter.op("redundancy") as record:
-            seen = (tokens <= asking[..., None])[:, None]
-            weights = scores(queries, keys, seen).to(keys.dtype)
+            weights = scores(queries, keys, tokens <= asking[:, None]).to(keys.dtype)
             compared = keys if self.redundancy == "each" else keys[:1]
             record.reads(queries, keys, compared, weights, weights).writes(weights, weights)
             mean = weights.float().nan_to_num().mean(2)
             mean = F.max_pool1d(mean, POOL, 1, POOL // 2)
             important = mean.view(len(mean), keys.shape[1], -1, mean.shape[2]).amax(2)
             alike = torch.zeros_like(important[: len(compared)])
-            unit = F.normalize(compared.float(), dim=-1).to(keys.dtype)
-            directions = unit * there[: len(compared), None, :, None]
+            directions = F.normalize(compared.float(), dim=-1).to(keys.dtype)
             per_row = compared.shape[0] * keys.shape[1] * keys.shape[2]
             for some in query_ranges(keys.shape[2], per_row, keys.device):
                 cosines = directions[:, :, some] @ directions.mT
@@ -147,12 +123,11 @@ class RKv(EvictingCache):
                 latest = ((cosines > ALIKE) * tokens).amax(-1, keepdim=True)
                 alike += cosines.scatter(-1, latest, 0.0).sum(2, dtype=torch.float32)
                 record.reads(cosines).writes(cosines)
-            mean = (alike / ends[:, None, None]).masked_fill(~there[:, None], -torch.inf)
-            joint = IMPORTANCE * important - (1 - IMPORTANCE) * mean.softmax(-1)
+            redundant = (alike / len(tokens)).softmax(-1)
+            joint = IMPORTANCE * important - (1 - IMPORTANCE) * redundant
+            joint[..., -self.window :] = torch.inf
         with self.counter.op("select") as record:
-            own = there & (tokens >= ends[:, None] - self.window)
-            scored = joint.masked_fill(own[:, None], torch.inf).to(keys.dtype)
-            ranked = scored.masked_fill(~there[:, None], -torch.inf)
+            scored = joint.to(keys.dtype)
             record.reads(scored).writes(scored)
-            best: Tensor = ranked.topk(self.kept, dim=-1).indices.sort(-1).values
+            best: Tensor = scored.topk(self.kept, dim=-1).indices.sort(-1).values
         return best

@@ -71,16 +71,15 @@ class Lowrank(KvStore):
         self.recent = Fp16(replace(room, part=Storage(), slots=self.slots - prompt, values=None))
         self._work = 6 * prompt * numbers**2 + 20 * numbers**3
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Decompose the prompt's keys, before rotation, into low-rank factors (SVD).
 
         Values are copied to the host by ``Landmarks``.
         """
         with self.counter.op("svd") as record:
             slots = torch.arange(keys.shape[2], device=keys.device)
-            there = slots < torch.tensor(counts, device=keys.device)[:, None]
             before = self.room.turned(keys, slots[None], back=True).float()
-            rows = before.transpose(1, 2).flatten(2).masked_fill(~there[..., None], 0.0)
+            rows = before.transpose(1, 2).flatten(2)
             u, sizes, columns = torch.linalg.svd(rows, full_matrices=False)
             held = min(self.rank, sizes.shape[1])
             self.left[..., :held] = u[..., :held] * sizes[:, None, :held]
@@ -173,7 +172,7 @@ class Landmarks(LayerCache):
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Decompose the keys, and start copying the values to the host."""
         self._summarise(keys, values)
-        self.factors.fill(keys, values, self.lengths)
+        self.factors.fill(keys, values)
         self.host.send_prompt(self)
 
     def prompt_done(self) -> None:
@@ -184,23 +183,15 @@ class Landmarks(LayerCache):
             self.host.prompt_sent(max(layer.most * layer.chunk for layer in every))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Rank the chunks, fetch the best, and attend to them and to all tokens on the GPU.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
-        span = SlotRange.after_cached(step, self.lengths, self._on_device[:, None])
+        """Rank the chunks, fetch the best, and attend to them and to all tokens on the GPU."""
+        span = SlotRange.after_cached(step, self.prompt)
         self.factors.append(keys, values, span)
         self.host.send_new(self, [values], step)
-        chosen, known = self._choose(queries)
-        index, seen = self._tokens(chosen, known)
+        index, seen = self._tokens(self._choose(queries))
         fetched = self.host.fetch(self, index, self.chunk)[0]
         restored = self.factors.restored(index)
-        stays = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))[1]
-        generated = torch.arange(span.longest, device=index.device) <= span.slots[:, :, None]
-        seen = torch.cat([seen, stays, generated.expand(-1, seen.shape[1], -1)], 2)
+        generated = seen.new_ones(*seen.shape[:2], span.longest)
+        seen = torch.cat([seen, self._tokens(self.which)[1], generated], 2)
         recent = (side.parts[0][:, :, : span.longest] for side in self._recent())
         with self.counter.op("attn") as record:
             sides = zip((restored, fetched), self.staying, recent, strict=True)
@@ -227,49 +218,38 @@ class Landmarks(LayerCache):
     def _summarise(self, keys: Tensor, values: Tensor) -> None:
         """Compute the means of the prompt's chunks, and keep the least similar chunks unchanged."""
         with self.counter.op("chunk_means") as record:
-            pages = in_pages(keys, self._on_device, self.chunk, 0.0).float()
-            there = self._in_prompt(torch.arange(self.chunks, device=keys.device))[:, None]
-            means = pages.sum(3) / there.sum(-1, keepdim=True).clamp(min=1)
+            pages = in_pages(keys, self.chunk, torch.nan).float()
+            means = pages.nanmean(3)
             alike = torch.cosine_similarity(pages, means[:, :, :, None], dim=-1)
-            worst = alike.masked_fill(~there, torch.inf).amin(-1)
+            worst = alike.nan_to_num(torch.inf).amin(-1)
             self.means.copy_(means)
             self.which.copy_(worst.topk(self.outliers, largest=False).indices)
-            index, _ = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))
+            index, _ = self._tokens(self.which)
             record.reads(keys, keys)  # for the means, and to compare with them
             record.writes(self.means)
             for mine, numbers in zip(self.staying, (keys, values), strict=True):
                 mine.copy_(rows_at(numbers, index))
                 record.reads(mine).writes(mine)
 
-    def _choose(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the chunks with the largest score of a group, and whether they exist."""
+    def _choose(self, queries: Tensor) -> Tensor:
+        """Choose the chunks with the largest score of a group, (batch, KV heads, chunks)."""
         grouped = queries.reshape(self.batch, self.means.shape[1], -1, queries.shape[3])
         with self.counter.op("landmarks") as record:
             scores = grouped @ self.means.mT
             record.reads(queries, self.means, scores).writes(scores)
         with self.counter.op("topk") as record:
-            there = self._in_prompt(torch.arange(self.chunks, device=scores.device)).any(-1)
-            others = there[:, None].expand(-1, self.means.shape[1], -1)
-            others = others.scatter(2, self.which.long(), value=False)
-            logits = (scores * queries.shape[3] ** -0.5).masked_fill(
-                ~others[:, :, None], -torch.inf
-            )
-            best = logits.float().log_softmax(-1).amax(2).nan_to_num(-torch.inf).to(scores.dtype)
+            outlying = self.which.long()[:, :, None].expand(-1, -1, scores.shape[2], -1)
+            logits = (scores * queries.shape[3] ** -0.5).scatter(3, outlying, -torch.inf)
+            best = logits.float().log_softmax(-1).amax(2).to(scores.dtype)
             record.writes(best).reads(best)
-            chosen = best.topk(self.most, dim=-1).indices
-            return chosen, others.gather(2, chosen)
+            chosen: Tensor = best.topk(self.most, dim=-1).indices
+            return chosen
 
-    def _tokens(self, chunks: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens of chunks (batch, KV heads, n), and whether they exist and are visible.
+    def _tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens of chunks (batch, KV heads, n), and whether they exist.
 
         In place of others stands the prompt's last: what comes behind may be on its way home.
         """
-        ends = self._on_device[:, None, None, None]
         index = chunks[..., None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
-        there = (index < ends) & known[..., None]
-        return torch.minimum(index, ends - 1).flatten(2).long(), there.flatten(2)
-
-    def _in_prompt(self, chunks: Tensor) -> Tensor:
-        """Return whether sequences have the tokens of chunks (n,), (batch, n, chunk)."""
-        slots = chunks[:, None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
-        return slots < self._on_device[:, None, None]
+        index = index.flatten(2).long()
+        return index.clamp(max=self.prompt - 1), index < self.prompt

@@ -98,11 +98,6 @@ class LateKivi(PackedStore):
 
         This order is that of KIVI as released; ``Pairs`` calls ``attend_with_pairs`` instead.
 
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-
         Raises
         ------
         InputError
@@ -149,11 +144,11 @@ class LateKivi(PackedStore):
         span
             Slots of the step's new tokens, (sequences, new), and those in use after it.
         """
-        before, position = self.packed_by(span), span.slots[:, 0]
-        full = [i for i, n in enumerate(before) if n >= self.residual]
-        self.pack(self.v, full, position, 1, self.residual)
-        whole = [i for i, n in enumerate(before) if (n + 1) % self.residual == 0]
-        self.pack(self.k, whole, position, self.residual, self.residual - 1)
+        before, position = self.packed_by(span)[0], span.slots[:, 0]
+        if before >= self.residual:
+            self.pack(self.v, position - self.residual, 1)
+        if (before + 1) % self.residual == 0:
+            self.pack(self.k, position - self.residual + 1, self.residual)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors that stay in memory: packed rows, residual, and new tokens."""
@@ -212,11 +207,6 @@ class Pairs(LayerCache):
 
         New tokens are [T_t, T'_{t+1}] in a decoding step, T_1 alone in pre-decoding, and only the
         output token if nothing is guessed.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
         """
         span, predecoding = SlotRange.after_cached(step), step.kind == "between"
         self._arrived.wait()  # C_K of this step is there

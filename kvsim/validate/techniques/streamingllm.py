@@ -45,25 +45,18 @@ class Streamingllm(RingCache):
         if self.prompt <= self.budget:
             super().store_prompt(keys, values)
         else:
-            held = self.ring(self._on_device).clamp_min(0)
-            self.keep(keys, values, held[:, None].expand(-1, keys.shape[1], -1))
+            self.keep(keys, values, self.prompt_ring().expand(*keys.shape[:2], -1))
         if self._turning is not None:
             self.sinks[:, :, : self.prompt] = keys[:, :, : self.sink]
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Replace the oldest recent token, rotate the sinks' keys, and attend to all slots.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Replace the oldest recent token, rotate the sinks' keys, and attend to all slots."""
         if self._turning is not None and step.length > self.budget:
             self._turning.turn(self, step)
         span = self.slot_range(step)
         self.kv.append(keys, values, span)
-        if self._turning is not None and not self.kv.plain and min(step.starts) < self.sink:
-            self._remember(keys, step)
+        if self._turning is not None and not self.kv.plain and step.starts[0] < self.sink:
+            self.sinks[:, :, step.starts[0]] = keys[:, :, 0]  # in full precision
         held: int | Tensor = span.longest
         if self.shape.window:
             held = self.ring(step.positions[:, 0] + 1)[:, : span.longest]
@@ -97,14 +90,6 @@ class Streamingllm(RingCache):
         self.rows.k.write(OpRecord(), rotate(self.sinks, cos, sin), span)
         record.reads(self.sinks).writes(*(part[:, :, : self.sink] for part in self.rows.k.parts))
 
-    def _remember(self, keys: Tensor, step: Pass) -> None:
-        """Keep the key of a new token that is a sink in full precision, beside the packed one."""
-        sinks = step.positions[:, 0] < self.sink
-        slots = step.positions[:, 0].clamp(max=self.sink - 1)
-        sequences = torch.arange(self.batch, device=self.device)
-        old = self.sinks[sequences, :, slots]
-        self.sinks[sequences, :, slots] = torch.where(sinks[:, None, None], keys[:, :, 0], old)
-
 
 class Turning:
     """The sinks of all layers, which are rotated together once per step."""
@@ -130,10 +115,9 @@ class Turning:
         if asking is not self.layers[0]:
             return
         with asking.counter.op("turn") as record:
-            if min(step.starts) <= asking.budget:  # some sequence evicts for the first time
-                fresh = (step.positions <= asking.budget)[..., None, None]
-                for layer in self.layers if asking.kv.plain else ():
-                    layer.sinks.copy_(torch.where(fresh, layer.keys_of_sinks(), layer.sinks))
+            if step.starts[0] <= asking.budget and asking.kv.plain:  # the first eviction
+                for layer in self.layers:
+                    layer.sinks.copy_(layer.keys_of_sinks())
             away = (step.positions + 1 - asking.budget).clamp_min(0)
             cos, sin = (table[away].unsqueeze(1) for table in self.table)
             for layer in self.layers:

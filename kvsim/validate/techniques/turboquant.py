@@ -64,11 +64,10 @@ class Turboquant(PerTokenCache):
         )
         return keys, values
 
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+    def fill(self, keys: Tensor, values: Tensor, plainly: str = "attn") -> None:
         """Rotate, quantise and store the tokens of the prompts."""
-        most = max(counts)
-        turned = self._rotate("rotate", True, keys[:, :, :most], values[:, :, :most])
-        super().fill(turned[0], turned[1], counts, plainly)
+        turned = self._rotate("rotate", True, keys, values)
+        super().fill(turned[0], turned[1], plainly)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Rotate, quantise and store the new tokens of a pass."""
@@ -76,26 +75,14 @@ class Turboquant(PerTokenCache):
         super().append(turned[0], turned[1], span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Rotate the queries, attend to the rotated cache, and rotate the output back.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Rotate the queries, attend to the rotated cache, and rotate the output back."""
         out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
         return self._rotate("rotate_back", True, out)[0]
 
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend as :meth:`attend`, and return the attention weights too.
-
-        Returns
-        -------
-        tuple of Tensor
-            Output, (sequences, heads, 1, dim), and attention weights, (sequences, heads, 1, slots).
-        """
+        """Attend as :meth:`attend`, and return the attention weights too."""
         turned = self._rotate("rotate", False, queries)[0]
         out, weights = super().attend_with_scores(turned, span, seen)
         return self._rotate("rotate_back", True, out)[0], weights

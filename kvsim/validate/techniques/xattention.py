@@ -27,21 +27,12 @@ class Xattention(SparseBlocksCache):
         self.block, self.stride, self.share = settings.block, settings.stride, settings.share
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
-        """Score blocks by sums of attention weights along their antidiagonals.
-
-        Returns
-        -------
-        Tensor
-            (sequences, heads, blocks, blocks).
-        """
+        """Score blocks by sums of attention weights along their antidiagonals."""
         block, stride, start = self.block, self.stride, step.starts[0]
-        ends = self._on_device[step.rows, None]
         with self.counter.op("antidiagonals") as record:
-            own = [step.positions, torch.arange(keys.shape[2], device=keys.device)[None]]
             thin = []
-            for numbers, places in zip((queries, keys), own, strict=True):
-                known = numbers * (places < ends)[:, None, :, None]
-                known = F.pad(known, (0, 0, 0, -numbers.shape[2] % block))
+            for numbers in (queries, keys):
+                known = F.pad(numbers, (0, 0, 0, -numbers.shape[2] % block))
                 thin.append(known.view(*known.shape[:2], -1, stride, known.shape[3]))
             asked, held = thin[0].flip(3).flatten(3), thin[1].flatten(3)
             grouped = asked.reshape(*held.shape[:2], -1, held.shape[3])
