@@ -340,7 +340,7 @@ def _experts_may_move(question: Question) -> bool:
 def _fit(before: Freed) -> Iterator[Freed]:
     """What does not fit, with experts or layers in host memory, or with requests of equal lengths.
 
-    Default targets are raised where they are out of reach then.
+    Default targets leave room for load then, too.
     """
     search, question = before.search, before.q
     first, load = question.deployments[0], question.load
@@ -360,8 +360,7 @@ def _fit(before: Freed) -> Iterator[Freed]:
     if asked is None:
         return
     freed = before.changed(asked, changes, "weights" in changes)
-    eased = None if freed.found is not None else raise_defaults(freed.search)
-    yield freed if eased is None else before.changed(eased, changes, freed.lossy)
+    yield before.changed(raise_defaults(freed.search), changes, freed.lossy)
 
 
 def _keep_on_host(question: Question, length: int) -> dict[str, str]:
