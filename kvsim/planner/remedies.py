@@ -181,6 +181,7 @@ def explain_no_service(search: ServiceSearch, ask: Ask) -> NoPlanError:
     every = list(told.values())  # several kinds of changes may come to the same
     some = [x for x in every if not x.poor] or every
     kept = [x for x in some if not any(map(x.outdone, some))]
+    kept.sort(key=lambda x: "lossy" in x.changes)  # an unknown loss of quality comes last
     same = [x for x in every if set(x.remedy.changes) <= set(TARGETS)]  # whatever it carries
     first = [x for x in (fitting, next(iter([*same, *kept]), None)) if x is not None]
     remedies = [x.remedy for x in (*first, *(x for x in kept if x not in first))]

@@ -876,10 +876,11 @@ class ServiceSearch:
     def _narrower(self, choice: PlayedOption) -> PlayedOption | None:
         """Full KV with the gentlest weights of known loss that carry more where it was chosen.
 
-        None where the user asked for other weights than the released ones.
+        None where the user asked for other weights than the released ones, or for several.
         """
         q = choice.candidate.question
-        if q.deployment.weights != q.deployment.model.released:
+        several = len({x.deployment.weights for x in self.q.deployments}) > 1
+        if several or q.deployment.weights != q.deployment.model.released:
             return None
         named = replace(q.admission, judges_weights=False)
         for weights in narrower_formats(q.deployment):
@@ -993,8 +994,8 @@ def find_others(
 
     Lossy options that would otherwise be chosen come first, the smallest loss of quality leading.
     Then follows the best option of each technique and deployment, unless it carries less and is
-    better at nothing. What carries less than half as much is left out, except on another card that
-    the user has named.
+    better at nothing. What carries less than half as much is left out, except on another card or
+    with other weights that the user has named.
 
     Parameters
     ----------
@@ -1026,7 +1027,9 @@ def find_others(
         quicker = any(its[name] < mine[name] for name in mine)
         dominated = other.value <= choice.value and other.rank >= choice.rank and not quicker
         dominated &= not (compared and c.technique.name == FULL)
-        named = c.deployment.hardware.name != choice.carried.deployment.hardware.name
+        d, plain = choice.carried.deployment, c.technique.name == FULL
+        named = c.deployment.hardware.name != d.hardware.name
+        named |= plain and c.deployment.weights != d.weights
         dominated |= other.value < WORTH_SHOWING * choice.value and not named
         if key in seen or len(shown) >= MAX_ALTERNATIVES or dominated:
             continue

@@ -96,7 +96,7 @@ class Answer:
         """Return the blocks that a terminal shows above the tables."""
         return [self.verdict, *map(Hanging, self.notes), BLANK]
 
-    def body(self, brief: int = 0, changes: int = MAX_CHANGES) -> list[Block]:
+    def body(self, brief: int = 0, changes: int = MAX_CHANGES, command: bool = True) -> list[Block]:
         """Return the blocks that a terminal shows below the tables.
 
         Parameters
@@ -106,6 +106,8 @@ class Answer:
         changes
             Number of changes that a brief answer lists; with fewer than usual, it also leaves out
             what cannot run.
+        command
+            Whether to show the command of the engine; not where ``--emit`` writes it below.
         """
         blocks: list[Block] = []
         for heading, lines in self.sections():
@@ -123,9 +125,9 @@ class Answer:
                 lines = [*lines[:changes], f"{len(cut)} more with --verbose."]
             if heading == "How to run it" and (found := COMMAND.match(lines[0])):
                 engine, line, needs = found.groups()
-                blocks += [f"How to run it with {engine}{needs or ''}:", Command(line)]
-                if lines[1:]:
-                    blocks.append(Items(lines[1:]))
+                if command:
+                    blocks += [f"How to run it with {engine}{needs or ''}:", Command(line)]
+                blocks += [Items(lines[1:])] if lines[1:] else []
                 continue
             single = len(lines) == 1
             blocks += (

@@ -14,7 +14,7 @@ from kvsim.report import units
 from kvsim.report.json import Row, pick
 from kvsim.report.names import params
 from kvsim.report.suitability import join_titles
-from kvsim.report.terminal import BLANK, Block, Verbatim
+from kvsim.report.terminal import BLANK, Block, Command, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
 from kvsim.techniques.technique import Technique
 
@@ -285,9 +285,22 @@ def paste_blocks(engines: Sequence[Row]) -> list[Block]:
     Returns
     -------
     list of Block
-        Each configuration after an empty line.
+        Each configuration after an empty line; one that is a single command on as few lines as it
+        takes.
     """
-    return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
+    blocks: list[Block] = []
+    for row in engines:
+        told = row["text"].splitlines()
+        lines = [line for line in told if not line.startswith("#")]
+        if " ".join(line.removesuffix("\\").strip() for line in lines) == row["line"]:
+            at = told.index(lines[0])
+            before, after = told[:at], told[at + len(lines) :]
+            kept = ("\n".join(x) for x in (before, after))
+            head, tail = ([Verbatim(x)] if x else [] for x in kept)
+            blocks += [BLANK, *head, Command(row["line"]), *tail]
+        else:
+            blocks += [BLANK, Verbatim(row["text"])]
+    return blocks
 
 
 def describe_command(engine: str, served: "Served", stack: str, replicas: int = 1) -> Iterator[str]:

@@ -9,7 +9,7 @@ from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import Deployment, basis
 from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, PlanRemedy, score
 from kvsim.planner.plan import ChosenPlan
-from kvsim.planner.question import needed_option
+from kvsim.planner.question import MIXED, needed_option, technique_label
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.report import caveats, evidence, names, units
@@ -111,6 +111,18 @@ def make_result(
     if hardware.price is not None and (jobs or plan.objective == "cost"):
         title += f", {names.describe_price(hardware)}"
     ways = [(len(some), BRIEF), (len(some), 1), (BRIEF_ROWS, 1), (BRIEF_ROWS - 1, 1)]
+    below: list[Block] = []
+    if pareto:
+        fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
+        columns = [
+            text_column("technique", "technique"),
+            *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3),
+        ]
+        below += [BLANK, FRONT, Table(columns, thin_out(front), below=settings)]
+    if explain:
+        fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
+        below += [row["words"] for row in flips] or [NO_FLIP]
+    below += paste_blocks(engines)
     blocks: list[Block] = []
     # the fullest that fits on a screen
     for most, sentences, changes in [
@@ -118,23 +130,14 @@ def make_result(
         *((*ways[-1], fewer) for fewer in range(MAX_CHANGES - 1, 0, -1)),
     ]:
         brief = replace(_table(some[:most], fields), note=count_hidden(len(compared) - most))
-        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences, changes)]
+        body = answer.body(sentences, changes, command=not engines)
+        blocks = [Heading(title), *answer.head(), brief, BLANK, *body, *below]
         if count_lines(blocks) <= MAX_LINES:
             break
     more: list[Block] = [shown, BLANK] if brief.note else []
     more += [*(f"Note{note}" for note in notes), *answer.rest(sentences, changes)]
     more += [ground, not_modelled]
     more += [_searched(fields["solver"])]
-    if pareto:
-        fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
-        columns = [
-            text_column("technique", "technique"),
-            *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3),
-        ]
-        blocks += [BLANK, FRONT, Table(columns, thin_out(front), below=settings)]
-    if explain:
-        fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
-        blocks += [row["words"] for row in flips] or [NO_FLIP]
 
     def draw() -> "list[Chart]":
         from kvsim.report.plan_charts import draw_plan  # loaded where a page is asked for
@@ -148,7 +151,7 @@ def make_result(
         plan,
         rows=compared,
         tables=[shown],
-        blocks=[*blocks, *paste_blocks(engines)],
+        blocks=blocks,
         more=more,
         draw=draw,
         remarks=[not_modelled],
@@ -723,24 +726,22 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     if p.technique.streams_weights and p.batch[0] > 1:
         batch = int(p.batch[0])
         yield (
-            f"The rate is that of closed batches, whose {units.integer(batch)} prompts share each "
-            f"transfer of the weights: `kvsim simulate --max-seqs {batch} --max-tokens "
-            f"{batch * p.prompt}` plays them."
+            f"{units.integer(batch)} prompts share each transfer of the weights in closed batches, "
+            f"as `kvsim simulate --max-seqs {batch} --max-tokens {batch * p.prompt}` plays them."
         )
     if not able:
-        name = phrase_technique(p.technique)
+        placed = technique_label(p.technique) == MIXED  # its settings are shares, told in words
+        name = phrase_technique(p.technique) if placed else p.technique.name
         own = "`kvsim validate` runs kvsim's implementation"
         own = "nor does kvsim's implementation" if p.technique.fills_drive else own
-        yield f"No serving engine runs {name}; {own}."
-        other = plan.engine_best
+        told, other = f"No serving engine runs {name}; {own}.", plan.engine_best
         if other is not None:
-            yield (
-                f"The best that {join_titles(list_engines(other))} can run: {_name(other)}, batch "
-                f"{units.integer(number(other.batch))}: TTFT "
-                f"{units.seconds(number(other.ttft_s))}, TPOT "
-                f"{units.seconds(number(other.tpot_s))}, {units.rate(number(other.output_tok_s))} "
+            told += (
+                f" {join_titles(list_engines(other))} runs {other.technique.name} at batch "
+                f"{units.integer(number(other.batch))}: {units.rate(number(other.output_tok_s))} "
                 "output tok/s."
             )
+        yield told
         return
     asked = plan.question.admission.engine
     engine = asked if asked in SERVERS else next((e for e in able if e in SERVERS), "")

@@ -30,7 +30,7 @@ from kvsim.planner.service import (
 from kvsim.prediction.pool import KvPool, pool
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, phrases, units
-from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
+from kvsim.report.answer import BRIEF, MAX_CHANGES, MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.json import Row, number, pick
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
@@ -107,13 +107,7 @@ def make_result(
             for one in classes
         ]
     if turns:
-        told = [
-            f"With {one.option}: {_run(c)}, {_rate(c.per_s)} requests/s."
-            if (c := one.choice and one.choice.carried)
-            else f"With {one.option} nothing here meets the targets."
-            for one in turns
-        ]
-        answer = replace(answer, changes=[*answer.changes, *told])
+        answer = replace(answer, changes=[*_describe_turns(turns), *answer.changes])
         fields["turns"] = [
             {"option": one.option, "carried": one.choice and _figures(one.choice.carried)}
             for one in turns
@@ -129,16 +123,21 @@ def make_result(
         f"Compared {plan.considered:,} settings analytically; "
         f"{plan.plays} simulations of {len(plan.question.load.requests):,} requests."
     )
-    ways = [(BRIEF_ROWS, BRIEF), (BRIEF_ROWS, 1), (BRIEF_ROWS - 1, 1)]
     cards = {row.get("gpu", d.hardware.name) for row in rows}
-    ways = ways[:2] if len(cards) > 1 else ways  # cards are to be compared
+    asked = {q.deployment.weights for q in plan.question.deployments}
+    compared = len(cards) > 1 or len(asked) > 1  # by the user, of which no row is to be cut
+    fewest = BRIEF_ROWS if compared else BRIEF_ROWS - 1
+    ways = [(BRIEF_ROWS, BRIEF, MAX_CHANGES), (BRIEF_ROWS, 1, MAX_CHANGES)]
+    ways += [(fewest, 1, changes) for changes in range(MAX_CHANGES, 0, -1)]
     blocks: list[Block] = []
-    for most, sentences in ways:  # the fullest that fits on a screen
+    for most, sentences, changes in ways:  # the fullest that fits on a screen
         brief = shown if len(rows) <= most else _shorten_table(rows, plan, most)
-        blocks = [Heading(title), *answer.head(), brief, BLANK, *answer.body(sentences)]
+        body = answer.body(sentences, changes, command=not engines)
+        blocks = [Heading(title), *answer.head(), brief, BLANK, *body]
+        blocks += phrases.paste_blocks(engines)
         if count_lines(blocks) <= MAX_LINES:
             break
-    more: list[Block] = [*answer.rest(sentences), ground, not_modelled, played]
+    more: list[Block] = [*answer.rest(sentences, changes), ground, not_modelled, played]
     if brief is not shown:
         more = [BLANK, shown, BLANK, *more]
     tables = [shown]
@@ -161,7 +160,7 @@ def make_result(
         plan,
         rows=rows,
         tables=tables,
-        blocks=[*blocks, *phrases.paste_blocks(engines)],
+        blocks=blocks,
         more=more,
         draw=draw,
         remarks=[not_modelled],
@@ -173,18 +172,19 @@ def make_result(
 def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
     """The choice and what it is first compared with.
 
-    That is other cards and weights that were named, advice on weights, another layout, and full KV.
+    That is a layout that carries more, other cards and weights that were named, advice on weights,
+    another layout, and full KV.
     """
 
     def order(row: Row) -> tuple[bool, ...]:
-        told = (
-            *(row[key] != rows[0][key] for key in ("gpu", "weights")),
-            any(row.get(key) != rows[0].get(key) for key in ("tp", "pp", "dp", "ep")),
-            row["technique"] == "full",
-        )
-        new = (row["gpu"], row["weights"]) not in seen
-        seen.add((row["gpu"], row["weights"]))
-        return row is not rows[0], *(not (new and x) for x in told[:2]), *(not x for x in told[2:])
+        spread = any(row.get(key) != rows[0].get(key) for key in ("tp", "pp", "dp", "ep"))
+        as_many, key = row["gpus"] == rows[0]["gpus"], (row["gpu"], row["weights"])
+        better = spread and as_many and row["requests_per_s"] > rows[0]["requests_per_s"]
+        new = key not in seen
+        seen.add(key)
+        changed = (new and row[name] != rows[0][name] for name in ("gpu", "weights"))
+        first = (row is rows[0], better, *changed, spread, row["technique"] == "full")
+        return tuple(not x for x in first)
 
     seen: set[tuple[str, str]] = {(rows[0]["gpu"], rows[0]["weights"])}
     some = [row for _, row in sorted(zip(map(order, rows), rows, strict=True), key=lambda x: x[0])]
@@ -378,6 +378,20 @@ def _describe_class(one: ClassPlan) -> str:
     return f"Alone, {of}: {_run(c)}, {tokens:,} tokens per pass, {_rate(c.per_s)} requests/s."
 
 
+def _describe_turns(turns: Sequence[Otherwise]) -> Iterator[str]:
+    """What is chosen where one input differs, those together for which it is the same."""
+    same: dict[str, list[str]] = {}
+    for one in turns:
+        if one.choice is None:
+            same.setdefault("Nothing here meets the targets", []).append(f"with {one.option}")
+        else:
+            c = one.choice.carried
+            same.setdefault(_run(c), []).append(f"{_rate(c.per_s)} with {one.option}")
+    for what, told in same.items():
+        rates = ", requests/s: " if what[0] != "N" else " "
+        yield f"{what[0].upper()}{what[1:]}{rates}{names.join_words(told, 'and')}."
+
+
 def _money(plan: ServicePlan) -> str:
     usd = plan.choice.carried.usd_per_request
     if usd is None:
@@ -511,7 +525,12 @@ def _left_out(plan: ServicePlan) -> Iterator[str]:
         yield "prefix caching (no reuse stated: --turns, --cached, --hit-rate)"
     shown = [plan.choice, *(a.option for a in plan.alternatives)]
     drafted = any(o.carried.technique.drafts for o in shown)
-    yield from list_unused(asked, d, drafted, plan.question.deployments, plan.narrower is not None)
+    questions = plan.question.deployments
+    told = {o.carried.deployment.weights for o in shown} | {x.weights for x in plan.missing}
+    for name in dict.fromkeys(q.deployment.weights for q in questions if not q.weights_lose):
+        if name not in told:
+            yield f"{name} weights (they carry less)"
+    yield from list_unused(asked, d, drafted, questions, plan.narrower is not None)
 
 
 def list_unused(
@@ -542,13 +561,11 @@ def list_unused(
         no = "no MTP module; EAGLE-3 acceptance was measured on other models only: --acceptance"
         yield f"speculation ({f'{able[0]} carries less' if able else no})"
     formats = {q.deployment.weights for q in questions}
-    lossy = [q for q in questions if q.weights_lose]
+    lossy = {q.deployment.weights: q.weights_evidence for q in questions if q.weights_lose}
     narrower = [name for name in narrower_formats(deployment) if name not in formats]
-    if lossy:
-        q = min(lossy, key=lambda q: q.weights_evidence.column)
-        known, needed = _loss(q.weights_evidence), needed_option(q.weights_evidence)
-        yield f"{q.deployment.weights} weights ({known}; {needed} admits them)"
-    elif narrower and len(formats) == 1 and not advised:
+    for name, known in lossy.items():
+        yield f"{name} weights ({_loss(known)}; {needed_option(known)} admits them)"
+    if not lossy and narrower and len(formats) == 1 and not advised:
         yield f"{names.join_words(narrower, 'or')} weights (--weights auto compares them)"
 
 
