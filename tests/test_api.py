@@ -4,9 +4,7 @@ import inspect
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ import kvsim
 import kvsim.api
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import PRESENTED, options_of
-from kvsim.report.result import UNITS
 from kvsim.techniques.notation import presets, terms
 from kvsim.techniques.papers.full import Full
 from tests.support.commands import run
@@ -49,40 +46,6 @@ def test_plan_is_the_command() -> None:
     for part in ("choice", "predicted", "answer", "limits"):
         assert found.fields[part] == again[part]
     assert found.fields["limits"]["tpot"] == 0.05 and found.frame()["standing"][0] == "choice"
-
-
-def numbers(value: object) -> list[float]:
-    """Every number in a nested value, by a recursion of its own."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return []
-    if isinstance(value, int | float):
-        return [value]
-    inner = value.values() if isinstance(value, dict) else value
-    return [number for one in inner for number in numbers(one)]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: kvsim.predict(*CASE, ["full", "kivi:bits=4"], batch=[1, 8], prompt="8k"),
-        lambda: kvsim.plan(*CASE, prompt=4096, tpot="50ms", only=["full", "offload"]),
-        lambda: kvsim.simulate("sample:chat", *CASE, ttft="2s", tpot="100ms"),
-        lambda: kvsim.capacity(model="llama3.1-8b", gpus="l40s", prompt=2000, generate=200, rate=1),
-        lambda: kvsim.reproduce("kcache"),
-        lambda: kvsim.sweep("llama3.1-8b", "h100", batch=[1, 8], prompt=1024),
-    ],
-)
-def test_frames_have_every_number_of_the_json(ask: Callable[[], Any]) -> None:
-    found = ask()
-    long = found.to_frame()
-    assert sorted(long["value"]) == sorted(numbers(found.fields))
-    assert set(long["unit"]) <= {*UNITS.values(), "1"}
-    assert long[long["quantity"].str.endswith("ttft_s")]["unit"].eq("s").all()
-    wide = found.frame()
-    assert all(wide.attrs["units"][name] == "s" for name in wide if "ttft_s" in name)
-    for row, line in zip(found.rows, wide.to_dict("records"), strict=True):
-        assert {*numbers(row)} <= {*line.values()}
-    assert found.to_dict() == found.envelope()
 
 
 def test_a_plan_has_its_choice_as_attributes(tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 ) -> None:
     needed()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvsim.validate.model.weights.load_weights", None)  # nothing gets that far
-    monkeypatch.setattr("kvsim.validate.model.checkpoint.open_weights", opened_once)
+    monkeypatch.setattr("kvsim.validate.quality.measure.load_weights", None)  # nothing gets here
+    monkeypatch.setattr("kvsim.validate.quality.measure.open_weights", opened_once)
     Path("empty.txt").write_text(" \n")
     Path("short.txt").write_text("Some words. " * 100)
     Path("bad.txt").write_bytes(b"abc\xff")

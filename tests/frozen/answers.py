@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from contextlib import chdir
+from functools import cache
 from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ import numpy as np
 from tests.docs.blocks import ENVIRONMENT, steady
 from tests.frozen.store import Answer, Kind
 from tests.robust.kills import OWN
-from tests.support.commands import WIDTH, run
+from tests.support.commands import WIDTH, Result, run_and_keep
 
 PAGE = "page.html"
 SWEPT = {
@@ -37,13 +38,20 @@ FIGURE = re.compile(r'<script type="application/json" data-for="\w+">(.*?)</scri
 UNSEEN = re.compile(r"<(script|style|svg|head|footer)\b.*?</\1>", re.DOTALL)
 
 
-def compute(case: str) -> Answer:
-    """Run a command beside small files and return what it prints and draws."""
+@cache
+def played(case: str) -> tuple[Result, Any, str]:
+    """Run a command beside small files; what it printed, what it computed, and its page."""
     with TemporaryDirectory() as folder, chdir(folder), patch.dict(os.environ, ENVIRONMENT):
         for name, content in (OWN | SWEPT).items():
             Path(name).write_text(content)
-        ended = run(*shlex.split(case))
+        ended, found = run_and_keep(*shlex.split(case))
         page = Path(PAGE).read_text(encoding="utf-8") if Path(PAGE).exists() else ""
+    return ended, found, page
+
+
+def compute(case: str) -> Answer:
+    """Return what a command prints and draws."""
+    ended, _, page = played(case)
     printed = [*ended.out.splitlines(), "", *ended.err.splitlines()[-1:] * (ended.code > 0)]
     assert "--csv" in case or max(map(len, ended.out.splitlines()), default=0) <= WIDTH
     said = " ".join(" ".join(printed).split())

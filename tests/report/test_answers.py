@@ -9,7 +9,7 @@ import pytest
 import kvsim
 from kvsim.quality.evidence import Evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
-from kvsim.report.suitability import describe_loss
+from kvsim.report.suitability import describe_loss, describe_quality
 from kvsim.report.terminal import continue_lines
 from kvsim.techniques import parse
 from tests.support.commands import run
@@ -146,3 +146,10 @@ def test_peak_memory_has_a_range_where_such_runs_were_measured() -> None:
     assert measured["ranges"]["gpu_bytes"]["low"] <= measured["gpu_bytes"]
     assert measured["gpu_bytes"] < measured["ranges"]["gpu_bytes"]["high"]
     assert "gpu_bytes" not in other["ranges"]
+
+
+def test_evidence_of_other_settings_is_called_that() -> None:
+    for setting, elsewhere in (("kivi:bits=4", True), ("kivi", False)):
+        (found,) = kvsim.predict("llama3.1-8b", "h100", setting, batch=8).found
+        (said,) = describe_quality([found])
+        assert ("as measured with bits 2" in said) == elsewhere, said

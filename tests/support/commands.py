@@ -4,10 +4,11 @@ import io
 import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kvsim.cli import app as cli
+from kvsim.report.result import Result as Shown
 
 WIDTH = 100  # of the terminal that tables are printed for
 BAD = 2  # exit code of bad input
@@ -33,6 +34,19 @@ def run(*args: str) -> Result:
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def run_and_keep(*args: str) -> tuple[Result, Any]:
+    """``run``, and what the command computed: to be shown in other ways without asking again."""
+    kept: list[Shown[Any]] = []
+    show = Shown.show
+
+    def keep(found: Shown[Any], json: bool = False, verbose: bool = False) -> None:
+        kept.append(found)
+        show(found, json, verbose)
+
+    with patch.object(Shown, "show", keep):
+        return run(*args), kept[-1] if kept else None
 
 
 def replaced(base: tuple[str, ...], *options: str) -> list[str]:
