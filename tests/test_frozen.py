@@ -71,9 +71,9 @@ def test_copies_and_cached_properties_work() -> None:
     assert repr(shape) == "Shape(rows=3, columns=4, values=[], scale=1.0)"
 
 
-def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
-    plan: Any = kvsim.plan("llama2-7b", "a6000").found
-    deployment = plan.choice.carried.deployment
+def test_a_prediction_cannot_be_changed() -> None:
+    found: Any = kvsim.predict("llama2-7b", "a6000").found
+    deployment = found[0].deployment
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
         deployment.tp = 8
     assert deployment.tp == deployment.gpus == 1

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 CASE = ["--model", "llama2-7b", "--gpu", "a6000"]
 SERVED = ["--trace", "sample:chat", *CASE]
 PLAIN = [
-    ["plan", *CASE, "--report", "plan.html"],
+    ["plan", *CASE, "--only", "full", "--report", "plan.html"],
     ["plan", *CASE, "--offline", "--batch", "4", "--max-loss", "0.1", "--json"],
-    ["plan", *CASE, "--engine", "vllm", "--emit", "vllm"],
+    ["plan", *CASE, "--only", "full", "--engine", "vllm", "--emit", "vllm"],
     ["predict", *CASE, "--technique", "full,kivi:bits=4", "--batch", "1,8", "--report", "of.html"],
     ["explore", *CASE, "--out", "explore.html"],
     ["reproduce", "kcache", "--report", "kcache.html"],

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from kvsim.validate import machine
 from kvsim.validate.counts import check
-from tests.support.commands import WIDTH, line, run
+from tests.support.commands import WIDTH, line, run, run_and_keep, shown
 from tests.support.commands import check as words_in
 from tests.support.decoders import oracle
 from tests.support.envelope import answer_in
@@ -43,7 +43,8 @@ def copied(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], ob
 
 
 def test_json_is_alone_on_standard_output_and_progress_beside_it(checkpoint: Path) -> None:
-    done = run("validate", "--model", str(checkpoint), *SMALL, *ASKED, "--json")
+    """And the tables that are printed without ``--json`` fit the terminal."""
+    done, found = run_and_keep("validate", "--model", str(checkpoint), *SMALL, *ASKED, "--json")
     assert done.code == 0, done.err
     answer = answer_in(done.out)
     assert answer["passed"] is True and answer["device"] == "cpu"
@@ -66,17 +67,13 @@ def test_json_is_alone_on_standard_output_and_progress_beside_it(checkpoint: Pat
         assert all(b["verdict"] in ("equal", "explained") for b in technique["buffers"])
     lines = done.err.splitlines()
     assert lines[0].startswith("kvsim: loading") and len(lines) == 1 + 2 * len(TECHNIQUES)
-
-
-def test_tables_fit_the_terminal(checkpoint: Path) -> None:
-    done = run("validate", "--model", str(checkpoint), *SMALL, *ASKED)
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
+    tables = shown(found)
+    lines = tables.splitlines()
     assert max(map(len, lines)) <= WIDTH
     for text in ("full", "kvpr", "specache", "h2o"):
         assert text in lines, "a table of its own"
     assert any(line.startswith("explained: graduate: ") for line in lines)
-    assert "DIFFERS" not in done.out and "FAILED" not in done.out
+    assert "DIFFERS" not in tables and "FAILED" not in tables
 
 
 def test_all_techniques_that_a_model_allows(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def _without_sentences(value: Any) -> Any:
     return "a sentence" if isinstance(value, str) and value.count(" ") > LONG else value
 
 
-PLANS = Kind("plans", compute, tolerance=1e-6, every=12, depth=3, additions=True)
+PLANS = Kind("plans", compute, tolerance=1e-6, every=18, depth=3, additions=True)
 """Solvers stop at tolerances of their own."""
 SIMULATIONS = Kind("simulations", compute, every=8, depth=3, additions=True)
 CAPACITY = Kind("capacity", compute, tolerance=1e-6, every=11, depth=3, additions=True)

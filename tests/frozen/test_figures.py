@@ -1,10 +1,8 @@
 """What answers show in other ways: each figure is one of their JSON, frames have every number,
 and the shapes of charts differ."""
 
-import io
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from html import unescape
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import kvsim
 from kvsim.report.result import UNITS as FRAME_UNITS
 from tests.frozen.answers import played
+from tests.support.commands import shown
 
 ASKED = {
     "predict": "predict --model llama3.1-8b --gpu a10 --technique full,fp8,offload --prompt 8192 "
@@ -49,13 +48,6 @@ NONE = re.compile(
 BESIDE = re.compile(r"\n(?:What to change|How to run it|Evidence|Note|Below|Above|Assumed|Rows )")
 
 
-def shown(found: Any) -> str:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        found.show(verbose=True)
-    return out.getvalue()
-
-
 def numbers(value: Any) -> Iterator[float]:
     """Every number in a nested value, by a recursion of its own."""
     if isinstance(value, dict | list | tuple):
@@ -86,7 +78,7 @@ def test_figures_are_those_of_the_json(name: str) -> None:
     _, found, text = played(ASKED[name])
     known = {abs(float(n)) for n in numbers(found.to_dict())}
     known |= set(map(float, re.findall(r"\d+(?:\.\d+)?", found.command)))
-    body = BESIDE.split(shown(found))[0]
+    body = BESIDE.split(shown(found, verbose=True))[0]
     assert FIGURE.search(body) and unknown(body, known, most=3) == []
     page = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", text, flags=re.DOTALL)
     cells = re.findall(r"<td.*?</td>", page, re.DOTALL)

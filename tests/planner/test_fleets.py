@@ -107,13 +107,12 @@ def test_a_replica_may_be_lost_and_targets_may_be_impossible() -> None:
         make_capacity(replace(q, targets=replace(q.targets, ttft=1e-3)))
     (near,) = map(float, re.findall(r"--ttft ([\d.]+)s, ", str(said.value)))
     assert not make_capacity(replace(q, targets=replace(q.targets, ttft=near))).shortfall
-    unsure = make_capacity(replace(q, sure=0.9, spread=Spread(2.0, "given")))
-    assert "with a probability of 90 %; this one reaches" in unsure.shortfall
     q = replace(q, limits=FleetLimits(gpus=1), traffic=q.traffic.varied(8.0))
     few = make_capacity(q)
     assert few.shortfall.startswith("the limits allow a fleet for") and few.load < 1
     both = make_capacity(replace(q, sure=0.9, spread=Spread(2.0, "given")))
     likely = both.sure.likely["both"]
+    assert "with a probability of 90 %; this one reaches" in both.shortfall
     assert f"this one reaches {100 * likely:.0f} %; {few.shortfall[:28]}" in both.shortfall
     assert likely < 0.9 and both.load < 1
 

@@ -117,5 +117,6 @@ def test_the_safe_batch_is_the_largest_whose_interval_is_within() -> None:
         row = workload.predict(plan.choice.technique, d, np.array([size]))
         assert (float(row.tpot_s[0]) * high <= limits.tpot) is kept
 
-    loose = make_plan(d, workload, "throughput", PlanLimits(memory, 2.0**37, 20.0, 1.0))
+    easy = PlanLimits(memory, 2.0**37, 20.0, 1.0)
+    loose = make_plan(d, workload, "throughput", easy, Admission((parse("full"),)))
     assert loose.likely.sure and loose.likely.safer is None

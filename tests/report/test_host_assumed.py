@@ -1,8 +1,10 @@
 """Every answer that rests on the host says what is assumed of it, and JSON too."""
 
+import json
+
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import run_and_keep
 from tests.support.envelope import answer_in
 
 SAID = "host memory size of a6000"
@@ -46,10 +48,9 @@ def test_the_host_is_named_where_an_answer_rests_on_it(
     name: str, technique: str, trace: str
 ) -> None:
     command = [trace if word == "FILE" else word for word in COMMANDS[name]]
-    for more in ((), ("--json",)):
-        found = run(*command, technique, *more)
-        assert found.code == 0, found.err
-        said = " ".join(found.out.split())
-        assert (SAID in said) is (technique == "offload"), more
-        if more:
-            answer_in(found.out)
+    ended, found = run_and_keep(*command, technique)
+    assert ended.code == 0, ended.err
+    written = json.dumps(found.envelope())
+    for said in (" ".join(ended.out.split()), written):
+        assert (SAID in said) is (technique == "offload")
+    answer_in(written)

@@ -49,6 +49,13 @@ def run_and_keep(*args: str) -> tuple[Result, Any]:
         return run(*args), kept[-1] if kept else None
 
 
+def shown(found: Shown[Any], verbose: bool = False) -> str:
+    """What a command prints of what it computed."""
+    with redirect_stdout(io.StringIO()) as out:
+        found.show(verbose=verbose)
+    return out.getvalue()
+
+
 def replaced(base: tuple[str, ...], *options: str) -> list[str]:
     """A command and its options, each with a value, with some replaced and others added."""
     command, pairs = base[0], zip(base[1::2], base[2::2], strict=True)

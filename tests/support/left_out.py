@@ -25,6 +25,8 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/cli/test_simulate_files.py::test_a_run_that_is_stopped",
     "tests/cli/test_simulate_traces.py::test_accepted_drafts",
     "tests/docs/test_examples.py",
+    "tests/evidence/test_fromrun.py::test_calibrating_never_hurts[host",
+    "tests/evidence/test_fromrun.py::test_calibrating_never_hurts[slow",
     "tests/planner/test_sensitivity.py::test_beyond",
     "tests/planner/test_planner.py::test_two_gpus",
     "tests/planner/test_planner.py::test_limits_bind",
@@ -62,6 +64,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
 
 SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same ones every time
     "tests/engine/test_timeline.py::test_techniques_match": 2,
+    "tests/planner/test_planner.py::test_choice_is_the_best": 2,
     "tests/prediction/test_generate.py::test_largest": 2,
     "tests/prediction/test_generate.py::test_times": 2,
     "tests/robust/test_options.py::test_an_option_does_something[capacity": 36,
@@ -72,7 +75,7 @@ SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same 
     "tests/techniques/test_contract.py": 2,
     "tests/techniques/test_limits.py::test_a_limit": 4,
     "tests/techniques/test_limits.py": 2,
-    "tests/validate/test_graphs.py::test_replayed": 2,
+    "tests/validate/test_graphs.py::test_replayed": 4,
     "tests/validate/test_impl_composed.py::test_compositions": 2,
     "tests/validate/test_impl_composed.py::test_lossless": 2,
     "tests/validate/test_impl_counts.py::test_ops": 2,

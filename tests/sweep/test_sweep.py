@@ -192,7 +192,7 @@ COMMANDS: dict[str, tuple[dict[str, str | float], str, str]] = {
         "batch ttft_s tpot_s output_tok_s gpu_bytes host_bytes usd_per_million_tokens",
     ),
     "capacity": (
-        {"model": "llama3.1-70b", "gpu": "h100", "trace": "sample:chat"},
+        {"model": "llama3-8b", "gpu": "h100", "trace": "sample:chat"},
         "--rate 1x --ttft 2s --tpot 100ms",
         "replicas gpus usd_per_hour ttft_s tpot_s likelihood",
     ),
