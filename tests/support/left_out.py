@@ -75,7 +75,6 @@ SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same 
     "tests/techniques/test_contract.py": 2,
     "tests/techniques/test_limits.py::test_a_limit": 4,
     "tests/techniques/test_limits.py": 2,
-    "tests/validate/test_graphs.py::test_replayed": 4,
     "tests/validate/test_impl_composed.py::test_compositions": 2,
     "tests/validate/test_impl_composed.py::test_lossless": 2,
     "tests/validate/test_impl_counts.py::test_ops": 2,

@@ -27,6 +27,7 @@ from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts
 from tests.support.graphs import graphs, recording
 from tests.support.pretended import decoder, pretended
+from tests.support.sampled import few
 
 PROMPTS = [list(range(1, 41)), list(range(60, 100))]
 GENERATE = 10  # beyond the block of keys that the eighth round packs
@@ -41,7 +42,13 @@ REPLAYED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", REPLAYED)
+INTERPRETED = few(  # kernels in Python take seconds; below every technique's rounds are compared
+    REPLAYED,
+    ["full", "fp8", "kivi:group=16,residual=16", "snapkv:budget=20,window=8"],
+)
+
+
+@pytest.mark.parametrize("text", INTERPRETED)
 def test_replayed_rounds_give_the_same_tokens(text: str) -> None:
     with pretended(), graphs() as captured, torch.inference_mode():
         small = decoder()
