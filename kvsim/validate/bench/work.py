@@ -154,9 +154,8 @@ class Work:
         Creates a call from the inputs, given the value that ``around`` yields.
     clock
         Kind of the timed work: "device", "rested" (the same after a rest), "host" (the host's part
-        of a
-        device's work), "lane" (a copy stream), "beside" (several streams at once) or "cpu" (work of
-        the host).
+        of a device's work), "lane" (a copy stream), "beside" (several streams at once) or "cpu"
+        (work of the host).
     alone
         Whether one set of inputs serves all calls.
     around
@@ -167,16 +166,10 @@ class Work:
     case: Mapping[str, object]
     op: Op
     inputs: Callable[[], Inputs]
-    """Allocates what one call works on."""
     call: Callable[..., Call]
-    """Makes a call of that, behind what ``around`` gives."""
     clock: str = "device"
-    """Also "host": its part of a device's work alone; "lane": through a lane; "beside": lanes at
-    once; "cpu": the host's own work."""
     alone: bool = False
-    """Whether one set of inputs serves all calls."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Holds for as long as it is timed."""
 
     @contextmanager
     def make(self) -> Iterator[list[Call]]:

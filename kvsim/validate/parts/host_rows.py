@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,21 +40,15 @@ class HostCopies:
         self._all: list[HostCopies] = layer.run.shared("host copies", list)
         self._all.append(self)
 
-    def store_prompt(self, keys: Tensor, values: Tensor, tokens: int) -> None:
-        """Copy the prompt to host memory, after the copies of the previous layer have ended.
-
-        Parameters
-        ----------
-        tokens
-            Tokens to copy. [tokens]
-        """
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Copy the prompt to host memory, after the copies of the previous layer have ended."""
         if mine := self._all.index(self):
             self._all[mine - 1].has_left()
-        self._send(keys, values, lambda home, new: [(home[:tokens], new)])
+        self._send(keys, values, 0)
 
     def append(self, keys: Tensor, values: Tensor, step: Pass) -> None:
         """Copy the first new token of every sequence in a pass to host memory."""
-        self._send(keys[:, :, :1], values[:, :, :1], partial(_token_copies, step=step))
+        self._send(keys[:, :, :1], values[:, :, :1], step.starts[0])
 
     def fetch(self, index: Tensor, into: Sequence[Tensor]) -> Mark:
         """Copy chosen tokens to the GPU asynchronously, after all pending copies to the host.
@@ -85,31 +78,19 @@ class HostCopies:
         self.stored.wait()
         self.leaving = ()
 
-    def _send(
-        self, keys: Tensor, values: Tensor, arrange: Callable[[Tensor, Tensor], Copies]
-    ) -> None:
-        """Queue copies to the host; their sources are kept until this layer's next copies.
+    def _send(self, keys: Tensor, values: Tensor, start: int) -> None:
+        """Queue copies to the host, where tokens lie from ``start`` on.
 
-        Parameters
-        ----------
-        arrange
-            Which part of a home, (tokens, sequences, KV heads, dim), takes which part of new rows.
+        Their sources are kept until this layer's next copies.
         """
         laid_out = (t.permute(2, 0, 1, 3) for t in (keys, values))
         made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
-        homes = (home.permute(2, 0, 1, 3) for home in self.homes)
-        pairs = zip(homes, made, strict=True)
-        copies = [one for home, new in pairs for one in arrange(home, new)]
+        part = slice(start, start + keys.shape[2])
+        homes = (home.permute(2, 0, 1, 3)[part] for home in self.homes)
+        copies = list(zip(homes, made, strict=True))
         self.stored = self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark())
         self.leaving = made
         self.layer.counter.copy("store_kv", "d2h", made)
-
-
-def _token_copies(home: Tensor, new: Tensor, step: Pass) -> Copies:
-    """Return copies of a new token, (1, sequences, ...), to its row of (tokens, sequences, ...)."""
-    if step.uniform:
-        return [(home[step.starts[0] : step.starts[0] + 1], new)]
-    return [(home[start, i], new[0, i]) for i, start in enumerate(step.starts)]
 
 
 @dataclass
@@ -242,10 +223,14 @@ class HostValues:
         own
             Parts of the new rows, (sequences, KV heads, 1, width) each.
         """
-        self._wait(layer)
-        column = self.columns[layer.layer]
+        if layer.layer in self.sent:  # whose source is used again
+            self.sent.pop(layer.layer)[0].wait()
+        column, start = self.columns[layer.layer], step.starts[0]
         new = column.joined(own).permute(2, 0, 1, 3).contiguous()
-        self._send(layer, _token_copies(column.record, new, step))
+        copies = [(column.record[start : start + 1], new)]
+        layer.counter.copy(self.stored, "d2h", [new])
+        lane, mark = self.transfers.d2h, self.transfers.mark()
+        self.sent[layer.layer] = lane(lambda: copy_all(copies), mark), copies
 
     def fetch(self, layer: LayerCache, index: Tensor, run: int = 1) -> list[Tensor]:
         """Copy the values of chosen tokens to the GPU.
@@ -271,14 +256,3 @@ class HostValues:
             gather(every[..., :half], every[..., half:], index, room[0], room[1])
         layer.counter.copy(self.fetched, "h2d", [room], rows=index.numel() // run)
         return column.cut(torch.cat((room[0], room[1]), dim=-1))
-
-    def _send(self, layer: LayerCache, copies: Copies) -> None:
-        layer.counter.copy(self.stored, "d2h", [source for _, source in copies])
-
-        lane, mark = self.transfers.d2h, self.transfers.mark()
-        self.sent[layer.layer] = lane(lambda: copy_all(copies), mark), copies
-
-    def _wait(self, layer: LayerCache) -> None:
-        """Wait until a layer's values are in host memory, so that their source can be reused."""
-        if layer.layer in self.sent:
-            self.sent.pop(layer.layer)[0].wait()

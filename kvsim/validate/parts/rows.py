@@ -317,13 +317,7 @@ class PerTokenCache(KvStore):
                 column.fill(record, numbers)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first tokens, if they are not packed.
-
-        Returns
-        -------
-        tuple of Tensor
-            (sequences, KV heads, tokens, dim) each.
-        """
+        """Return keys and values of the first tokens, if they are not packed."""
         return self.k.parts[0][:, :, :tokens], self.v.parts[0][:, :, :tokens]
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
@@ -333,13 +327,7 @@ class PerTokenCache(KvStore):
                 column.write(record, numbers, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Attend to the slots in use; packed rows are unpacked by the kernel that reads them."""
         with self.counter.op("attn") as record:
             if self.plain:
                 keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))

@@ -197,13 +197,7 @@ class TieredStore(KvStore):
             kv.fill(rows.select(keys), rows.select(values), plainly)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Join keys and values of the prompt's first tokens from all rows.
-
-        Returns
-        -------
-        tuple of Tensor
-            (sequences, KV heads, tokens, dim) each.
-        """
+        """Join keys and values of the prompt's first tokens from all rows."""
         parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
         shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
         keys, values = (torch.cat(side).view(shape) for side in parts)
@@ -286,13 +280,7 @@ class CpuStore(KvStore):
             record.writes(keys, values)
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the GPU buffers of the prompt's first tokens.
-
-        Returns
-        -------
-        tuple of Tensor
-            (sequences, KV heads, tokens, dim) each.
-        """
+        """Return the GPU buffers of the prompt's first tokens."""
         keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
         return keys, values
 
@@ -308,13 +296,7 @@ class CpuStore(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend on the GPU while prompts are read, and on the CPU afterwards.
-
-        Returns
-        -------
-        Tensor
-            Output of attention, (sequences, heads, new, dim).
-        """
+        """Attend on the GPU while prompts are read, and on the CPU afterwards."""
         if self.buffers:
             with self.counter.op("attn") as record:
                 keys, values = (buffer[:, :, : span.longest] for buffer in self.buffers)

@@ -93,7 +93,7 @@ class Guessed(LayerCache):
             for mine, every in zip(self.weights.tensors(), whole.tensors(), strict=True):
                 mine.copy_(every[rows.flatten()])
                 record.reads(mine).writes(mine)
-        self.host.store_prompt(keys, values, self.prompt)
+        self.host.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
         """Wait until the last layer's prompt is in host memory."""

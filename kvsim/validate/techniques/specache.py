@@ -192,7 +192,7 @@ class Pairs(LayerCache):
         """
         super().store_prompt(keys, values)
         if self.chosen:
-            self.host.store_prompt(keys, values, self.prompt)
+            self.host.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
         """Wait until the last layer's prompt is on the host."""

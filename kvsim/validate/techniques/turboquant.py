@@ -130,13 +130,7 @@ class Levels(Codec):
         return [(dim * self.bits // 8, torch.uint8), (dim // self.group, torch.float16)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Quantise every element to the nearest level, after division by its group's RMS value.
-
-        Returns
-        -------
-        list of Tensor
-            (sequences, KV heads, tokens, width) each.
-        """
+        """Quantise every element to the nearest level, after division by its group's RMS value."""
         parts = self._grouped(numbers.float())
         norms = parts.norm(dim=-1).half()
         scale = norms.float()[..., None] / self.group**0.5
