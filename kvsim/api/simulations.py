@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from kvsim.report.json import Row, number
 from kvsim.report.names import join_words
 from kvsim.report.result import Result
 from kvsim.report.simulate import (
+    arrival_rate,
+    count_replicas,
+    is_overloaded,
     keeps_targets,
     make_result,
     read_finished_run,
@@ -56,6 +59,7 @@ SOUGHT = ("rate", "replicas", "hit-rate", "host-cache", "prefill-replicas")
 CLOSE = 1.02  # how near to each other the last value that keeps the targets and the next one are
 FEW_REQUESTS = 50  # that a part of a trace's clients sends, from which a rate is tried
 MOST_SHARES = 16  # of replicas that read prompts, each of which is played
+MOST_TRIED = 3  # numbers of replicas that are simulated where one run is overloaded
 COMPARED = 20.0  # estimate of a command below which a run without its caches is added [s]
 ROWS_AROUND = 2  # on either side of what was found, that are shown
 
@@ -239,8 +243,14 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
             return keeps_targets(result["row"])
 
         sought = sought.search(keeps)
+        if key == "host_cache" and 0.0 not in tried:
+            keeps(0.0)
         some = sought.choose(sorted(tried))
-        if sought.found is None and len({str(tried[x][0]["row"]["ttft_s"]) for x in some}) == 1:
+        if (
+            sought.found is None
+            and key != "host_cache"
+            and len({str(tried[x][0]["row"]["ttft_s"]) for x in some}) == 1
+        ):
             some = some[-1:]  # the value makes no difference
         results = [tried[x][0] for x in some]
         replays = [tried[x][1] for x in some]
@@ -259,6 +269,9 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
         results.append(result)
         replays.append(replay)
     if len(runs) == 1 == len(results):
+        if estimate < COMPARED and replays[0].pools is None:
+            played = _find_sufficient(replays[0], results[0]["row"])
+            results[0]["row"] |= {"sufficient_replicas": played} if played else {}
         cached, apart = _remove_caches(inputs, replays[0])
         if cached and estimate < COMPARED:
             other = apart.result(None, False, False)["row"]
@@ -284,6 +297,21 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
         notes=found.notes,
         fleet=_write_capacity(inputs, where),
     )
+
+
+def _find_sufficient(replay: TraceRun, row: Row) -> int:
+    """The number of replicas that keeps up with what overloads a run; 0 if it was not found."""
+    arrive = arrival_rate(replay.requests)
+    if not is_overloaded(row) or arrive is None:
+        return 0
+    count = max(count_replicas(row, arrive), replay.replicas + 1)
+    for _ in range(MOST_TRIED if replay.rates is None else 0):
+        more = replace(replay, replicas=count, otherwise=())
+        found = more.result(None, False, False)["row"]
+        if not is_overloaded(found):
+            return count
+        count += ceil(count / 10)
+    return 0
 
 
 def _remove_caches(inputs: Inputs, replay: TraceRun) -> tuple[str, TraceRun]:
@@ -401,10 +429,12 @@ class Sought:
             All simulated values, in ascending order.
         """
         if self.found is None:
-            ends = (tried[0], tried[-1])[: len(tried)]
-            return tried if self.option == "prefill_replicas" else ends
+            ends = {"prefill_replicas": tried, "host_cache": [*tried[:2], tried[-1]]}
+            return [*dict.fromkeys(ends.get(self.option, (tried[0], tried[-1])))]
         at = tried.index(self.found)
-        return tried[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]
+        some = tried[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]
+        without = [0.0] if self.option == "host_cache" and some[0] else []
+        return [*without, *some]
 
 
 def find_value(

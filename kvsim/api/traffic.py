@@ -284,7 +284,8 @@ def _describe(inputs: Inputs, w: DrawnTraffic) -> str:
         return f"{w.users:,} users, {said}"
     rates = inputs.given.get("rate", inputs.given.get("req_s"))
     one = rates is not None and not isinstance(rates, list | tuple) and "," not in str(rates)
-    return f"{rates} requests/s of {said}" if one else said
+    many = "" if str(rates) == "1" else "s"
+    return f"{rates} request{many}/s of {said}" if one else said
 
 
 def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:

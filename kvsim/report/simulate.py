@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -30,7 +31,7 @@ from kvsim.report.table import (
     quantity_columns,
     text_column,
 )
-from kvsim.report.terminal import BLANK, Heading
+from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, make_timeline
 from kvsim.serving.records import FINISHED
@@ -71,6 +72,7 @@ REQUESTS = {
     "tpot_s": "Time per token (TPOT)",
     "latency_s": "From arrival to the last token",
 }
+SIZES = ("max_seqs", "max_tokens")
 TIE = 0.03  # relative difference of goodput, latency or TTFT that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
 HEADINGS = {
@@ -86,7 +88,9 @@ HEADINGS = {
     "prefill_replicas": "replicas for prefill",
 }
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
+FULL = 0.99  # share of KV memory from which it counts as full
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
+MANY = 3  # runs from which a terminal shows one table of the main figures
 MAX_STORED = 3  # runs of which each is told where prompt tokens were found
 TIERS = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "remote memory"}
 SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
@@ -152,8 +156,13 @@ def make_result(
         for name, row in others.items()
         for loss in _price_of_choice(row, deployment)[:1]
     ]
-    stored = rows if len(rows) <= MAX_STORED else rows[-1:]
-    settings += [line for row in stored for line in _describe_stored(row)]
+    shown = rows if len(rows) <= MAX_STORED else rows[-1:]
+    stored = [line for row in shown for line in _describe_stored(row)]
+    settings, further = ([*settings, *stored], []) if len(rows) == 1 else (settings, stored)
+    many = len(rows) >= MANY
+    brief = 1 if many else BRIEF
+    both: list[Block] = [tables[0], BLANK, tables[1], BLANK]
+    first_tables = [_short_table(rows)] if many else [tables[0], replace(tables[1], note="")]
     worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
     right = "Checked: no request is lost or starts too early, and memory is never exceeded."
     ground = evidence.describe_basis(rows[0]["basis"])
@@ -165,17 +174,20 @@ def make_result(
         rows,
         tables=tables,
         blocks=[
-            *(Heading(heading), *answer.head(), tables[0], BLANK, tables[1], BLANK),
-            *(*answer.body(BRIEF), *settings, *_list_unserved(rows, deployment)),
+            *(Heading(heading), *answer.head()),
+            *(block for table in first_tables for block in (table, BLANK)),
+            *(*answer.body(brief), *settings, *_list_unserved(rows, deployment)),
             *([right] if checked else []),
         ],
         more=[
-            *answer.rest(BRIEF),
+            *(both if many else []),
+            *(*answer.rest(brief), *further),
+            UTILISATION_NOTE,
             f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
             ground,
         ],
         draw=lambda: _draw_runs(runs),
-        remarks=settings,
+        remarks=[*settings, *further],
         notes=notes,
         data=evidence.newest_measurement([deployment]),
         foot=[ground],
@@ -214,6 +226,24 @@ def _times_table(rows: Sequence[Row]) -> Table:
     for key, rank in ranked.items():
         parts = ("mean", "p50", "p99") if key in MEANS and varied else ("p50", "p99")
         columns += [quantity_column(key, rank, part) for part in parts]
+    return Table(columns, rows)
+
+
+def _short_table(rows: Sequence[Row]) -> Table:
+    """Make the one table that a terminal shows of many runs."""
+    reused = any(row["prefix_hit_share"] for row in rows)
+    rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
+    columns = [
+        *_case_columns(rows),
+        *(quantity_column("ttft_s", part == "mean", part) for part in ("mean", "p50", "p99")),
+        *(quantity_column("tpot_s", 0, part) for part in ("p50", "p99")),
+        *(quantity_column("latency_s", 2 * (part == "p99"), part) for part in ("p50", "p99")),
+        *quantity_columns(**{"output_tok_s": 1, rate: 0}),
+        *([percent_column("prefix hits %", "prefix_hit_share", ".3g", 1)] if reused else []),
+        percent_column("KV peak %", "kv_peak_share", ".3g", 2),
+        Column("pre- empted", "preemptions", units.integer, 3),
+        quantity_column("usd_per_million_tokens", 2),
+    ]
     return Table(columns, rows)
 
 
@@ -316,11 +346,7 @@ def _write_answer(
     asked = {k.removesuffix("_s").upper(): t for k, t in rows[0]["targets"].items() if t}
     targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
-    arrivals: list[float | None] = [  # that of turns depends on the answers [1/s]
-        len(own) / own.duration if own.parent is None and own.duration > 0 else None
-        for own in played
-    ]
-    arrivals = arrivals or [None] * len(rows)
+    arrivals = [*map(arrival_rate, played)] or [None] * len(rows)
     if sought and "prefill_replicas" not in best["case"]:
         (key,) = best["case"]
         ordered = sorted(rows, key=lambda row: float(row["case"][key]))
@@ -329,13 +355,13 @@ def _write_answer(
     full = next((row for row in rows if _name(row) == "full"), None)
     arrive = next((a for row, a in zip(rows, arrivals, strict=True) if row is best), None)
     if sought:
-        over, where = _describe_overload(best, arrive), _describe_machines(best, deployment)
-        told = _describe_sought(rows, best, where, trace, targets, over)
+        over = _describe_overload(best, arrive)
+        told = _describe_sought(rows, best, deployment, trace, targets, over)
     elif _varied_option(rows):
         where = _describe_machines(best, deployment)
         told = _describe_cases(rows, where, trace, best, targets, arrivals)
         if _varied_option(rows) not in ("rate", "req_s"):
-            told = " ".join([*_describe_overload(best, arrive), told])
+            told = " ".join([told, *_describe_overload(best, arrive)])
     else:
         needed = _needed(best, deployment, targets, arrive)
         needed += _price_of_choice(best, deployment)
@@ -353,6 +379,24 @@ def _write_answer(
         ],
         left_out=left_out,
     )
+
+
+def arrival_rate(requests: Requests) -> float | None:
+    """Return the mean arrival rate of requests; None for turns, as it depends on the answers.
+
+    Parameters
+    ----------
+    requests
+        The requests.
+
+    Returns
+    -------
+    float or None
+        The rate. [requests/s]
+    """
+    if requests.parent is not None or requests.duration <= 0:
+        return None
+    return len(requests) / requests.duration
 
 
 def _price_of_choice(best: Row, deployment: Deployment) -> list[str]:
@@ -376,29 +420,40 @@ def _spoken(row: Row) -> str:
 def _select_best(rows: Sequence[Row], targets: bool) -> Row:
     """Most goodput, or the shortest latency without targets; ties go to full KV, or the first.
 
-    Where every run is overloaded and most requests miss the targets, the most completed requests.
+    Runs that meet the targets come before others. Of several sizes of one option, the smallest of
+    those that are equally good is taken; of numbers of replicas, the smallest that is sufficient.
     """
-    late = all((row["queue_s"]["p50"] or 0.0) > WAITING for row in rows)
-    missed = late and all((row["good_share"] or 0.0) < 0.5 for row in rows)
 
     def worth(row: Row) -> float:
-        if targets and missed:
-            return float(row["request_per_s"] or 0.0)
         if targets:
             return float(row["goodput_per_s"] or 0.0)
         latency = row["latency_s"]["p50"]
         return 1 / latency if latency else 0.0
 
-    most = max(map(worth, rows))
-    near = [row for row in rows if worth(row) >= most * (1 - TIE)]
+    key = _varied_option(rows)
+    some = [row for row in rows if targets and keeps_targets(row)] or list(rows)
+    if key in ("replicas", *SIZES):
+        some = sorted(some, key=lambda row: float(row["case"][key]))
+    if key == "replicas":
+        met = targets and keeps_targets(some[0])
+        sufficient = some if met else [row for row in some if not is_overloaded(row)]
+        if sufficient and (met or not targets):
+            return sufficient[0]
+    most = max(map(worth, some))
+    near = [row for row in some if worth(row) >= most * (1 - TIE)]
     return next((row for row in near if _name(row) == "full"), near[0])
 
 
+def _describe_replica(deployment: Deployment) -> str:
+    """The GPUs of a replica, such as ``4 h100 (tp 4)``."""
+    words, gpus = deployment.parallelism.words(), deployment.gpus
+    many = f"{gpus} " if gpus > 1 else ""
+    return f"{many}{deployment.hardware.name}{f' ({words})' if words else ''}"
+
+
 def _describe_machines(row: Row, deployment: Deployment) -> str:
-    replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
-    words = deployment.parallelism.words()
-    spread = f" with {words}" if words else ""
-    return f"{replicas}{deployment.hardware.name}{spread}"
+    each = _describe_replica(deployment)
+    return f"{row['replicas']} replicas of {each}" if row["replicas"] > 1 else each
 
 
 def _span(counts: Iterable[int]) -> str:
@@ -428,19 +483,49 @@ def _needed(
 
 def _describe_overload(row: Row, arrive: float | None) -> list[str]:
     """That more requests arrive than the server completes, if so."""
-    waited, taken = row["queue_s"]["p50"] or 0.0, row["request_per_s"] or 0.0
-    if waited <= WAITING:
+    if not is_overloaded(row):
         return []
+    taken = row["request_per_s"] or 0.0
     if arrive is not None and taken < OVERLOADED * arrive:
         both = f"{units.rate(taken)} of {units.rate(arrive)}"
-        count = _count_replicas(row, arrive, taken)
-        need = f", so about {count:,} replicas are needed" if count else ""
+        count, played = count_replicas(row, arrive), row.get("sufficient_replicas")
+        need = f", so at least {count:,} replicas are needed" if count else ""
+        need = f"; {played:,} replicas keep up" if played else need
         return [f"Overloaded: the server completes {both} requests/s{need}."]
-    return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
+    return [f"Overloaded: requests queue for {units.seconds(row['queue_s']['p50'])} (median)."]
 
 
-def _count_replicas(row: Row, arrive: float | None, taken: float) -> int:
-    """About how many replicas complete as many requests as arrive; 0 if that is not known."""
+def is_overloaded(row: Row) -> bool:
+    """Return whether the median request of a run waits so long that the server does not keep up.
+
+    Parameters
+    ----------
+    row
+        The row of the run.
+    """
+    return bool((row["queue_s"]["p50"] or 0.0) > WAITING)
+
+
+def count_replicas(row: Row, arrive: float | None, taken: float | None = None) -> int:
+    """Count the replicas that an overloaded run needs at least to complete what arrives.
+
+    It is a lower bound: queues grow before a server's highest throughput is reached.
+
+    Parameters
+    ----------
+    row
+        The row of the run.
+    arrive
+        Arrival rate. [requests/s]
+    taken
+        Rate that the replicas complete; by default that of the run. [requests/s]
+
+    Returns
+    -------
+    int
+        0 if it is unknown.
+    """
+    taken = taken or row["request_per_s"]
     if not arrive or not taken:
         return 0
     accepted = 1 - int(row["refused"]) / int(row["requests"])
@@ -463,6 +548,8 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
     if hits:
         said.append(f"{units.percent(hits)} of prompt tokens come from the prefix cache.")
     peak = f"KV memory peaks at {units.percent(best['kv_peak_share'])}"
+    if hits and best["kv_peak_share"] > FULL and not best["preemptions"]:
+        peak = "Cached prefixes fill the KV memory until it is needed; no request was preempted"
     if full is not None and full is not best:
         peak = f"With {_spoken(best)}, {peak} (full KV: {units.percent(full['kv_peak_share'])})"
     said.append(f"{peak}.")
@@ -493,7 +580,9 @@ def _describe_stored(row: Row) -> list[str]:
         told = join_words([f"{units.percent(hits[k])} in {TIERS[k]}" for k in hits])
         said.append(f"Prompt tokens found in the prefix cache{case}: {told}.")
     tried = row.get("prefix_load_ttft_s")
-    if tried and hits:
+    if tried and hits and not set(hits) - {"gpu"}:
+        said.append(f"Stored prefixes{case}: none was loaded, as GPU memory still had them.")
+    elif tried and hits:
         by: dict[str, list[str]] = {}
         for way, ttft in tried.items():
             by.setdefault(units.seconds(ttft), []).append(way)
@@ -521,10 +610,14 @@ def _changes(row: Row, deployment: Deployment, targets: str, fleet: str) -> Sequ
     if targets and row["good_share"] is not None and 100 * row["good_share"] < row["percentile"]:
         said.append(f"To find a fleet that meets the targets: {fleet}")
     if row["preemptions"] >= OFTEN * row["requests"]:
+        many = f"{row['preemptions']:,} preemptions"
+        fewer = f"--max-seqs below {units.integer(row['mean_batch'] * 1.5)} (vLLM: --max-num-seqs)"
         said.append(
-            f"The KV cache was full {row['preemptions']:,} times and requests were preempted; "
-            f"--max-seqs below {units.integer(row['mean_batch'] * 1.5)} (vLLM: --max-num-seqs) "
-            "would avoid most preemptions."
+            f"The KV cache ({units.size(row['kv_capacity_bytes'])}) limits the server ({many}): "
+            "more GPUs (--tp), narrower --weights or --technique fp8 give it room; "
+            f"{fewer} only avoids preemptions."
+            if is_overloaded(row)
+            else f"The KV cache was full, with {many}; {fewer} would avoid most of them."
         )
     return said
 
@@ -579,13 +672,63 @@ def _describe_cases(
         return _describe_tiers(rows, where, trace)
     if key == "prefix_load":
         return _describe_prefixes(rows, where, trace)
-    if key == "max_tokens":
-        ttft, tpot, gap = (_list(rows, _p99(name)) for name in ("ttft_s", "tpot_s", "gap_s"))
-        said = f"At {_list(rows, _value)} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}"
-        return verdict([f"{said}; TPOT p99 {tpot}; ITL p99 {gap}."], [met])
-    said = f"{HEADINGS[key].capitalize()}: {_value(best)} is best for {trace} on {where}."
-    told = f"At {_list(rows, _value)}, mean TTFT is {_list(rows, _mean)}."
-    return " ".join(filter(None, [said, told, met]))
+    if key == "replicas":
+        return _describe_replicas(rows, best, targets)
+    option = f"--{key.replace('_', '-')} {simplify(best['case'][key])}"
+    times = f"TTFT p99 {_p99('ttft_s')(best)}, TPOT p99 {_p99('tpot_s')(best)}"
+    if targets:
+        return verdict([*_describe_closest(rows, best, targets, option), f"It has {times}."])
+    latency = units.seconds(best["latency_s"]["p50"])
+    others = []
+    for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
+        least = min(rows, key=lambda row: float(row[name]["p99"] or 0.0))
+        if (least[name]["p99"] or 0.0) < (1 - TIE) * (best[name]["p99"] or 0.0):
+            others.append(f"{title} p99 is shortest with {_value(least)}: {_p99(name)(least)}.")
+    said = f"Use {option}: E2E p50 is {latency}, {times}."
+    return verdict([said], others)
+
+
+def _describe_closest(rows: Sequence[Row], best: Row, targets: str, option: str) -> list[str]:
+    """The value that meets the targets, or that none does and which one comes closest."""
+    share, of = units.percent(best["good_share"]), f"{best['percentile']:g} % of requests"
+    (key,) = best["case"]
+    equal = [
+        _value(row)
+        for row in rows
+        if row is not best
+        and abs(row["good_share"] - best["good_share"]) <= TIE * best["good_share"]
+    ]
+    same = f" ({join_words(equal)}: the same within {100 * TIE:g} %)" if equal else ""
+    if keeps_targets(best):
+        return [f"Use {option}: {share} of requests meet {targets}{same}."]
+    return [
+        f"No value of --{key.replace('_', '-')} meets {targets} for {of}. "
+        f"{option} comes closest, with {share}{same}."
+    ]
+
+
+def _describe_replicas(rows: Sequence[Row], best: Row, targets: str) -> str:
+    """How many replicas are needed, and why fewer are not enough."""
+    count, share = best["replicas"], units.percent(best["good_share"] or 0.0)
+    needed = f"{count} replicas are needed" if count > 1 else "1 replica is enough"
+    times = f"TTFT p99 {_p99('ttft_s')(best)}, TPOT p99 {_p99('tpot_s')(best)}."
+    fewer = max(
+        (row for row in rows if row["replicas"] < count), key=lambda r: r["replicas"], default=None
+    )
+    if targets and not keeps_targets(best):
+        option = f"{count} replica{'s' * (count > 1)}"
+        return verdict([*_describe_closest(rows, best, targets, option), times])
+    less = ""
+    if targets:
+        said = f"{needed}: {share} of requests meet {targets}"
+        if fewer is not None:
+            less = f", against {units.percent(fewer['good_share'])} with {fewer['replicas']}"
+        return verdict([f"{said}{less}.", times])
+    if is_overloaded(best):
+        return verdict([f"More than {count} replicas are needed.", times])
+    if fewer is not None:
+        less = f"; {fewer['replicas']} {'are' if fewer['replicas'] > 1 else 'is'} overloaded"
+    return verdict([f"{needed}{less}.", times])
 
 
 def _list(rows: Sequence[Row], write: Callable[[Row], str]) -> str:
@@ -626,13 +769,19 @@ def _share_within(row: Row) -> float:
 
 
 def _describe_sought(
-    rows: Sequence[Row], best: Row, where: str, trace: str, targets: str, over: Sequence[str]
+    rows: Sequence[Row],
+    best: Row,
+    deployment: Deployment,
+    trace: str,
+    targets: str,
+    over: Sequence[str],
 ) -> str:
     """The value that just keeps the targets, and what the next one would bring."""
+    where, each = _describe_machines(best, deployment), _describe_replica(deployment)
     (key,) = best["case"]
     unit = {"host_cache": " GiB", "req_s": " requests/s"}.get(key, "")
     value, of = _value(best), f" for {best['percentile']:g} % of requests"
-    deployed = where.removeprefix(f"{best['replicas']} x ")
+    plural = best["replicas"] > 1 or each[0].isdigit()
 
     def measured(row: Row) -> str:
         ttft, tpot = (units.seconds(row[name]["p99"] or 0.0) for name in ("ttft_s", "tpot_s"))
@@ -649,26 +798,57 @@ def _describe_sought(
             "prefill_replicas": "division into prefill and decode replicas",
         }[key]
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
-        return verdict([told, *over], [f"At {value}{unit}: {measured(best)}."])
-    keep = "meet" if best["replicas"] > 1 else "meets"
-    cache = f"with a host cache of at least {value} GiB" if value != "0" else "without a host cache"
+        more = _describe_useless_cache(rows, best) if key == "host_cache" else []
+        return verdict([told, *over, *more], [f"At {value}{unit}: {measured(best)}."])
+    keep = "meet" if plural else "meets"
+    cache = f"with a host cache of at least {value} GiB"
     ways = {
         "rate": f"{where} {keep} {targets}{of} up to {value}x the rate of {trace}",
         "req_s": f"{where} {keep} {targets}{of} up to {value} requests/s",
-        "replicas": f"{trace} needs at least {value} x {deployed} to meet {targets}{of}",
+        "replicas": f"{trace} needs at least {value} replicas of {each} to meet {targets}{of}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
         "host_cache": f"{where} {keep} {targets}{of} of {trace} {cache}",
     }
     if key == "prefill_replicas":
-        prefill, all_of = int(best["case"][key]), where.replace(" x ", " ", 1)
-        told = f"Run prefill on {prefill} of the {all_of} and decoding on "
-        told += f"{best['replicas'] - prefill}"
+        prefill = int(best["case"][key])
+        told = f"Use {prefill} replica{'s' * (prefill > 1)} for prefill and "
+        told += f"{best['replicas'] - prefill} for decoding ({each} each)"
         met, _, times = measured(best).partition(", ")
         return verdict([f"{told}: {met} then meet {targets} for {trace}, {times}."])
+    if key == "host_cache" and value == "0":
+        met, _, times = measured(best).partition(", ")
+        told = f"No host cache is needed: for {trace}, {met} already meet {targets}, {times}."
+        return verdict([told])
     harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
     beyond = [f"At {_value(row)}{unit}: {measured(row)}." for row in nearest]
     return verdict([f"{ways[key]}: {measured(best)}."], beyond)
+
+
+def _describe_useless_cache(rows: Sequence[Row], best: Row) -> list[str]:
+    """What a host cache changes although it does not make a run meet its targets."""
+    least = min(rows, key=lambda row: float(row["case"]["host_cache"]))
+    target, part = best["targets"], f"p{best['percentile']:g}"
+    missed = [
+        name.removesuffix("_s").upper()
+        for name, limit in target.items()
+        if limit and (best[name].get(part) or 0.0) > limit
+    ]
+    said = []
+    if missed == ["TPOT"]:
+        tpot, limit = units.seconds(best["tpot_s"][part]), units.seconds(target["tpot_s"])
+        said.append(f"The cache is not what is missing: TPOT {part} is {tpot}, above {limit}.")
+    if _ttft(best) < (1 - FASTER) * _ttft(least):
+        enough = min(
+            (r for r in rows if _ttft(r) <= (1 + FASTER) * _ttft(best)),
+            key=lambda row: float(row["case"]["host_cache"]),
+        )
+        said.append(
+            f"{_value(enough)} GiB shorten mean TTFT from {_mean(least)} to {_mean(enough)}."
+        )
+    elif least is not best:
+        said.append("A host cache does not shorten TTFT.")
+    return said
 
 
 def _describe_loads(
@@ -685,10 +865,10 @@ def _describe_loads(
             is_over, does = "are", "they complete"
         over = f"{where} {is_over} overloaded at {_list_loads(some)}: {does} at most "
         over += f"{units.rate(most)} requests/s"
-        need = [_count_replicas(rows[i], arrivals[i], most) for i in late]
+        need = [count_replicas(rows[i], arrivals[i], most) for i in late]
         known = [f"{n:,}" for n in need if n]
         if len(known) == len(need):
-            over += f", so about {join_words(list(dict.fromkeys(known)))} replicas are needed"
+            over += f", so at least {join_words(list(dict.fromkeys(known)))} replicas are needed"
         told.append(f"{over}.")
     if kept:
         held = _list(kept, lambda row: units.size(row["kv_peak_bytes"]))
@@ -729,10 +909,10 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
         if half is not enough:
             share = units.percent((_ttft(least) - _ttft(half)) / whole)
             told += f" {_value(half)} GiB achieve {share} of that gain."
-    return verdict(
-        [told, f"At {_list(ranked, _value)} GiB, mean TTFT is {_list(ranked, _mean)}."],
-        [f"Prompt tokens found in the cache: {_list(ranked, _hits)}."],
-    )
+    times = f"Mean TTFT is {_mean(enough)} with {_value(enough)} GiB"
+    if enough is not least:
+        times += f", {_mean(least)} with {_value(least)} GiB"
+    return verdict([f"{told} {times}."], [f"{_hits(enough)} of prompt tokens are in the cache."])
 
 
 def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:

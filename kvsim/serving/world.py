@@ -485,9 +485,9 @@ def _unit(rules: Rules, requests: Requests) -> int:
     """
     if rules.tiers and not requests.block_tokens:
         raise InputError(
-            "--host-cache: the trace names no prefix blocks, so nothing would be stored; use a "
-            "trace that has hash blocks, or describe what prompts share with --cached, --hit-rate "
-            "or --turns"
+            "--host-cache: the trace has no prefix blocks, so nothing would be stored; use a "
+            "trace with hash blocks, or replace --trace with, for example, --prompt 4k "
+            "--generate 300 --rate 2 --turns 5"
         )
     if not rules.cache_block:
         return 1

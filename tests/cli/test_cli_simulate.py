@@ -1,5 +1,6 @@
 """``kvsim simulate`` through the command line."""
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -113,3 +114,40 @@ def test_what_just_keeps_the_targets_is_found(
     assert len(set(tried)) == len(tried) <= 20
     if value is not None:
         assert value in sought.search(keeps).choose(sorted(set(tried)))
+
+
+DRAWN_LOAD = ("--prompt", "2k", "--generate", "400")
+
+
+def test_an_overload_is_told_with_the_replicas_that_keep_up() -> None:
+    """The quotient of the rates is 2, but with 2 replicas the queue still grows."""
+    load = ("--model", "gemma-2-27b", "--gpu", "h100", *DRAWN_LOAD, "--rate", "3")
+    assert "; 3 replicas keep up." in " ".join(run("simulate", *load).out.split())
+    listed = run("simulate", *load, "--replicas", "1,2,3,4").out
+    assert "3 replicas are needed; 2 are overloaded." in listed
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ((), "Use --max-seqs 32: E2E p50 is"),
+        (("--ttft", "5s", "--tpot", "50ms"), "Use --max-seqs 32: 9"),
+        (("--ttft", "1ms", "--tpot", "50ms"), "No value of --max-seqs meets TTFT 1.00 ms"),
+    ],
+)
+def test_the_smallest_of_equally_good_sizes_is_recommended(
+    targets: tuple[str, ...], said: str
+) -> None:
+    load = (*DRAWN_LOAD, "--rate", "2", "--max-seqs", "1,32,64,128")
+    assert said in run(*BASE, *load, *targets).out
+
+
+def test_a_search_for_a_host_cache_shows_the_run_without_one() -> None:
+    load = ("--prompt", "8k", "--generate", "300", "--rate", "0.5", "--turns", "4")
+    asked = ("--find", "host-cache", "--ttft", "500ms", "--tpot", "1ms")
+    done = run("simulate", "--model", "llama3.1-8b", "--gpu", "l40s", *load, *asked, "--json")
+    rows = json.loads(done.out)["runs"]
+    assert [row["case"]["host_cache"] for row in rows] == [0, 64, 512]
+    assert rows[1]["ttft_s"]["mean"] < rows[0]["ttft_s"]["mean"]
+    said = json.loads(done.out)["answer"]["verdict"]
+    assert "64 GiB shorten mean TTFT from" in said
