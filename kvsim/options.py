@@ -317,8 +317,7 @@ def find_misuse(command: str, given: Iterable[str]) -> str:
             return f"{option.flag}: has no effect without {others}; {mend}"
         for other in option.excludes.get(command, "").split():
             if other in there:
-                both = f"{option.flag} and {options[other].flag}"
-                return f"{both}: both are given; expected one of them"
+                return f"give either {option.flag} or {options[other].flag}, not both"
     return ""
 
 

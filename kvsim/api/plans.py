@@ -307,8 +307,8 @@ def _note_experts(inputs: Inputs, deployment: Deployment) -> None:
     many = len(deployment.host.experts)
     if many and inputs.n_cpu_moe in (None, "auto") and inputs.override_tensor is None:
         each = deployment.stack.time.prompt_pass
-        passes = f", --ubatch-size {each:g}: copied once per pass" if each == UBATCH else ""
-        print_note(f"--n-cpu-moe {many}: experts of as few layers as fit{passes}")
+        passes = f"; --ubatch-size {each:g}: copied once per pass" if each == UBATCH else ""
+        print_note(f"--n-cpu-moe {many}, the smallest number with which the model fits{passes}")
 
 
 def _build_limits(inputs: Inputs, deployment: Deployment) -> PlanLimits:

@@ -76,7 +76,8 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     refuse_idle_drive(inputs, techniques)
     if inputs.n_cpu_moe == "auto":
         where = keep_fewest(where, techniques[0], [max(n) for n in sizes])
-        print_note(f"--n-cpu-moe {len(where.host.experts)}: experts of as few layers as fit")
+        many = len(where.host.experts)
+        print_note(f"--n-cpu-moe {many}, the smallest number with which the model fits")
     if clients:
         check_work("--concurrency", rows, MAX_LOOPS, "ask for fewer at once")
     else:  # a batch is given to the engine by its own process

@@ -224,7 +224,7 @@ def _draw(inputs: Inputs) -> ServedRequests:
         )
     rate, users = _rates(inputs), inputs.users or 0
     if bool(rate) == bool(users):
-        wrong = "both are given; expected one of them" if users else "neither is given"
+        wrong = "give one of them, not both" if users else "neither is given"
         unsaid = [name for name in LENGTHS if name not in inputs.given]
         defaults = options_of("plan")
         also = "".join(f"; --{name} is {defaults[name].default} unless given" for name in unsaid)

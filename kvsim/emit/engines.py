@@ -122,7 +122,7 @@ class EngineSettings:
         Parameters
         ----------
         what
-            The requirement, in words.
+            The requirement, in words; or a whole sentence on what to do, which ends in a stop.
         when
             Whether to record it.
         """
@@ -299,7 +299,8 @@ def annotate(emitted: Emitted) -> str:
     manual = MANUALS[emitted.engine]
     lines = [f"# {manual.title} ({manual.version}; {manual.source})", emitted.text]
     for what in emitted.missing:
-        told, further = f"# No setting: {what}.", "#   "
+        told = f"# {what}" if what.endswith(".") else f"# No setting: {what}."
+        further = "#   "
         lines += wrap(told, WIDTH, subsequent_indent=further, break_on_hyphens=False)
     return "\n".join(lines)
 
@@ -407,8 +408,7 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
         instead = f"replace {s.model} with the Hugging Face id or path of {which}"
         settings.lack(f"quantising weights to {s.weights} while loading: {instead}")
     option = "--trust_remote_code" if settings.engine == "trtllm" else "--trust-remote-code"
-    told = f"loading {s.model}'s tokenizer without running its code"
-    told += f": read that code, then add {option}"
+    told = f"The tokenizer of {s.model} contains code: review it, then add {option}."
     settings.lack(told, s.model.startswith(OWN_TOKENIZERS))
     cut = describe_cut_block(s.weights, s.expert_columns, s.spread.stage)
     if cut and settings.engine in WHOLE_BLOCKS:
@@ -430,10 +430,9 @@ def _note_spread(s: Served, settings: EngineSettings) -> None:
 
 def _note_nodes(s: Served, settings: EngineSettings) -> None:
     if s.nodes > 1:
-        settings.lack(
-            f"{s.nodes} machines in one command: start it on each of them with their addresses, as "
-            f"in {MANUALS[settings.engine].title}'s manual for several nodes"
-        )
+        title = MANUALS[settings.engine].title
+        some = "both" if s.nodes == 2 else f"all {s.nodes}"
+        settings.lack(f"Start {title} on {some} machines, as its multi-node manual describes.")
 
 
 # vLLM

@@ -213,7 +213,7 @@ class Admission:
         if self.layered and model != self.layered_for:
             raise InputError(
                 f"--quality: layers were measured on {self.layered_for}, which says nothing of "
-                f"{model}; measure it with `kvsim validate --quality --per-layer --model "
+                f"{model}; measure it with `kvsim validate quality --per-layer --model "
                 f"{quote(model)}`"
             )
 
@@ -411,7 +411,7 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
         check_type(text, ATTENTION_FILE)
         raise InputError(
             f"--acceptance: got {text[:40]!r}; expected the share of drafts that were accepted, as "
-            f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"
+            f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate quality`"
         )
     return value, gamma, ()
 

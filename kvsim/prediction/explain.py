@@ -29,7 +29,8 @@ LIMITS = {
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
-SMALL_PRODUCTS = "small GEMMs"
+SMALL_PRODUCTS = "small matrix products"
+LAUNCHES = "launch time"
 SERVER = "host work for requests, next to the GPU"
 
 
@@ -90,8 +91,8 @@ def _busy(step: Step, deployment: Deployment) -> dict[str, dict[str, float]]:
         if took == 0.0:
             continue
         needs = {name: _scalar(need) for name, need in resources.items()}
-        needs["fixed time"] = _scalar(overhead_seconds(op, deployment))
-        limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
+        needs[LAUNCHES] = _scalar(overhead_seconds(op, deployment))
+        limit = LIMITS.get(max(needs, key=needs.__getitem__), LAUNCHES)
         if limit == LIMITS["compute"] and _fills_few_tiles(op, needs, deployment):
             limit = SMALL_PRODUCTS
         limit = SERVER if op.name == "server" else limit

@@ -408,7 +408,7 @@ def evidence(
         "none",
         loss=warned if warning else float("nan"),
         missing=f"{technique.name} was not measured at this setting on {model.name} or a similar "
-        f"model{warning}; `kvsim validate --quality --model {quote(model.name)} "
+        f"model{warning}; `kvsim validate quality --model {quote(model.name)} "
         f"--techniques {technique.name} --out mine.json` does, and `plan --quality mine.json` "
         f"reads it",
     )

@@ -222,7 +222,7 @@ def parse_losses(given: Any, path: Path) -> LayerLosses:
     missing = sorted(names.keys() - given.keys())
     if missing:
         raise InputError(
-            f"{path}: {missing[0]} is missing; measure with `kvsim validate --quality`"
+            f"{path}: {missing[0]} is missing; measure with `kvsim validate quality`"
         )
     try:
         alone, uniform = (np.array(given[k], dtype=float) for k in ("alone", "uniform"))

@@ -1,4 +1,4 @@
-"""Settings on which quality depends, and what `kvsim validate --quality` measured of them.
+"""Settings on which quality depends, and what `kvsim validate quality` measured of them.
 
 Evidence about one setting speaks for every setting that is at least as gentle, and evidence that
 a gentle setting loses much speaks against every harsher one.
@@ -299,7 +299,7 @@ def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
     if read is None:
         raise InputError(
             f"quality of {trace.model}: its settings are {trace.settings[:60]!r}; expected "
-            f"'N windows of N tokens, N scored ...', as `kvsim validate --quality` writes them"
+            f"'N windows of N tokens, N scored ...', as `kvsim validate quality` writes them"
         )
     windows, prompt, scored = map(int, read.groups())
     runs = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.emit.flags import MANUALS
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.explain import LIMITS, SERVER, SMALL_PRODUCTS
+from kvsim.prediction.explain import LAUNCHES, LIMITS, SERVER, SMALL_PRODUCTS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import units
@@ -35,11 +35,11 @@ REASONS = {
     "writes to the disk": "writing the cache there takes longest",
     "arithmetic": "the GPU computes all the time; a larger batch adds no throughput",
     "host arithmetic": "the CPU computes attention",
-    SMALL_PRODUCTS: "kernels compute whole tiles for few tokens; a larger batch adds throughput",
+    SMALL_PRODUCTS: "which leave most of each tile empty; a larger batch adds throughput",
     "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
     SERVER: "tokenizing prompts and streaming text take the host longer than the GPU needs",
-    "fixed time": "every kernel takes a minimum time",
+    LAUNCHES: "the kernels are too short to fill the GPU",
 }
 """What binds a round, and why that is."""
 
@@ -271,7 +271,8 @@ def explain_limit(bound_by: str, generate: int) -> str:
         Generated tokens per request. [tokens]
     """
     reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
-    return f"Limit: {bound_by}, as {reason}."
+    joint = {SMALL_PRODUCTS: ", ", LAUNCHES: "; "}.get(bound_by, ", as ")
+    return f"Limit: {bound_by}{joint}{reason}."
 
 
 def paste_blocks(engines: Sequence[Row]) -> list[Block]:
@@ -333,7 +334,8 @@ def describe_command(engine: str, served: "Served", stack: str, replicas: int = 
         yield f"{title}: {found.command}"
     if found.line and replicas > 1:
         yield f"Start {replicas} of them behind a load balancer."
-    yield from (f"{title} has no setting for {what}." for what in found.missing)
+    for what in found.missing:
+        yield what if what.endswith(".") else f"{title} has no setting for {what}."
     if (timed := own.partition("-")[0]) in MANUALS and timed != engine:
         yield f"The times are of {join_titles([timed])}; `--stack {engine}` predicts {title}'s."
 

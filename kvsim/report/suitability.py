@@ -168,7 +168,7 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
             model = p.deployment.model.name
             yield (
                 f"Quality of {name}: no loss was measured on {model} or a similar model. "
-                "`kvsim validate --quality` measures it."
+                "`kvsim validate quality` measures it."
             )
         else:
             yield f"Quality of {name}{_measured_with(known, p)}: {known}."
@@ -195,7 +195,7 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     ]
     more = [f"{len(told) - MAX_TOLD} more with --verbose"] if len(told) > MAX_TOLD else []
     unknown = [name for _, name, loss in known if loss.kind == "none"]
-    last = [f"unknown for {join_words(unknown)} (`kvsim validate --quality` measures it)"]
+    last = [f"unknown for {join_words(unknown)} (`kvsim validate quality` measures it)"]
     told = [*told[:MAX_TOLD], *more, *(last if unknown else [])]
     if told:
         yield f"Quality: {'; '.join(told)}."

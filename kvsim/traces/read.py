@@ -417,7 +417,7 @@ def _layout(source: Source, options: ReadOptions) -> TraceFormat:
     names = column_names(source)
     if options.columns:
         if options.format:
-            raise InputError("--columns and --format: both are given; expected one of them")
+            raise InputError("give either --columns or --format, not both")
         layout = formats.named(source.name, names, options.columns, options.time_unit or "s")
     else:
         layout = formats.choose(source.name, names, options.format)

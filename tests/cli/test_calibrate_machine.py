@@ -54,7 +54,7 @@ def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["--device", "cpu", "--from-run", "x", "--out", "F.toml"],
-            "--device and --from-run: both are given",
+            "give either --device or --from-run, not both",
         ),
         (
             ["--from-run", "x", "--quick", "--out", "F.toml"],

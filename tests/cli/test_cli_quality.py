@@ -84,7 +84,7 @@ def opened_once(name: str) -> tuple[Architecture, TensorSource]:
         (("--text", "huge.txt"), "huge.txt|20,000,000 bytes|at most 20 MB"),
         (("--model", "llama2-7b"), "--model|'llama2-7b' has no weights|smollm2-135m"),
         (("--model", "./bare"), "bare|no *.safetensors"),
-        (("--layers", "3"), "--layers and --quality|both are given"),
+        (("--layers", "3"), "give either --layers or --quality, not both"),
         (("--out", "none/trace.json"), "--out|none/trace.json|existing, writable folder"),
         (("--prompt", "9000", *ONE), "--prompt|9000|8192 positions"),
         (("--generate", "5", "--techniques", "magicdec"), "--generate|too few rounds|16"),

@@ -131,7 +131,7 @@ def test_an_overload_is_told_with_the_replicas_that_keep_up() -> None:
     ("targets", "said"),
     [
         ((), "Use --max-seqs 32: E2E p50 is"),
-        (("--ttft", "5s", "--tpot", "50ms"), "Use --max-seqs 32: 9"),
+        (("--ttft", "5s", "--tpot", "50ms"), "Use --max-seqs 32: 100 %"),
         (("--ttft", "1ms", "--tpot", "50ms"), "No value of --max-seqs meets TTFT 1.00 ms"),
     ],
 )

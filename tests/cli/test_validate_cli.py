@@ -209,7 +209,7 @@ def test_files_that_are_no_checkpoints(checkpoint: Path, tmp_path: Path) -> None
         ("plan", "file|missing|validate plan --help"),
         ("--device cpu quality", "--device|quality|put it after"),
         ("quantity", "no such command|quantity"),
-        ("--quality --layers 3", "--layers and --quality|both are given"),
+        ("--quality --layers 3", "give either --layers or --quality, not both"),
         ("--per-layer", "--per-layer|has no effect without --quality"),
         ("--bits 3", "--bits|has no effect without --per-layer"),
     ],

@@ -196,7 +196,7 @@ def test_without_evidence_nothing_lossy_is_admitted_and_the_way_to_measure_is_sa
     found = judged("fp8", "opt-13b")
     assert found.kind == "none" and isnan(found.loss)
     assert found.column > 1.0 and WELCOME.loss(found) <= 0.1
-    assert "validate --quality --model opt-13b --techniques fp8" in str(found)
+    assert "validate quality --model opt-13b --techniques fp8" in str(found)
     assert judged("full", "opt-13b").column <= 0.0
 
 
