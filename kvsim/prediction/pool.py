@@ -1,6 +1,7 @@
 """The KV pool as engines print it (tokens, blocks, concurrency), and the longest prompt."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -125,6 +126,29 @@ def usual_share(deployment: Deployment) -> float:
     return ENGINE_SHARE if deployment.stack.family in ("vllm", "sglang", "trtllm") else 1.0
 
 
+def count_held(prediction: Prediction) -> int:
+    """Count the sequences that an engine holds at once in the memory that it uses by default.
+
+    Parameters
+    ----------
+    prediction
+        The prediction, of which the first batch is used.
+
+    Returns
+    -------
+    int
+        At most what fits in all of the memory. [sequences]
+    """
+    most, d = int(prediction.max_batch[0]), prediction.deployment
+    share = usual_share(d)
+    if share == 1:
+        return most
+    room = pool(prediction.technique, d, prediction.prompt, prediction.generate, share)
+    if not room.tokens:  # no memory is left, or the technique keeps no cache on the GPU
+        return most if room.bytes else 0
+    return min(most, int(room.concurrency))
+
+
 def longest_prompt(
     technique: Technique, deployment: Deployment, batch: int, generate: int, share: float = 1.0
 ) -> int:
@@ -168,6 +192,7 @@ def longest_prompt(
 
 ADVISED_WEIGHTS = ("fp8", "int8", "int4")
 ADVISED_GPUS = (2, 4, 8)
+LAYER_WEIGHTS = "q4_k_m"  # that is advised where a part of a model runs on the CPU
 
 
 @frozen
@@ -200,22 +225,25 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
         Fewer sequences, shorter prompts, narrower weights, more GPUs, or experts on the CPU.
     """
     d, batch = prediction.deployment, int(prediction.batch[0])
-    most = int(prediction.max_batch[0])
-    room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
-    if usual_share(d) < 1 and room.tokens and room.concurrency >= 1:
-        most = min(most, int(room.concurrency))  # as many as an engine runs at once
+    most = count_held(prediction) or int(prediction.max_batch[0])
     if 0 < most < batch:
         yield Remedy(f"--batch {most}", replace(prediction, batch=np.array([float(most)])))
     prompt = longest_prompt(prediction.technique, d, batch, prediction.generate, usual_share(d))
     prompt = min(prompt, d.model.max_context - prediction.generate)
     if 0 < prompt < prediction.prompt:
         yield Remedy(f"--prompt {prompt}", replace(prediction, prompt=prompt))
-    for kind, values in (("weights", ADVISED_WEIGHTS), ("tp", ADVISED_GPUS)):
-        for value in values:
-            found = _try_change(prediction, **{kind: value})
-            if found is not None:
-                yield Remedy(f"--{kind} {value}", found)
-                break
+    narrower = next(_try_each(prediction, ADVISED_WEIGHTS, (0,)), None)
+    if narrower:
+        yield narrower
+    more = next(_try_each(prediction, ("",), ADVISED_GPUS), None)
+    if more:
+        yield more
+    if narrower is None:
+        both = next(_try_each(prediction, ADVISED_WEIGHTS, ADVISED_GPUS), None)
+        if both and (more is None or both.prediction.deployment.tp < more.prediction.deployment.tp):
+            yield both
+    if not d.model.experts and not d.host and d.gpus == 1 and narrower is None:
+        yield from _move_layers(prediction)
     every = frozenset(range(d.model.layers))
     if d.model.experts and d.host.experts != every and not (d.host.mlps or d.host.layers):
         other = {} if d.host else {"stack": load_stack("llamacpp")}  # its CPU takes the experts
@@ -224,6 +252,38 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
         found = _try_change(prediction, host=host, weights=weights, **other)
         if found is not None:
             yield Remedy(f"{'--stack llamacpp ' if other else ''}--n-cpu-moe all", found)
+
+
+def _try_each(
+    prediction: Prediction, weights: Sequence[str], counts: Sequence[int]
+) -> Iterator[Remedy]:
+    """Changes of the weights' format and of the number of GPUs that make a batch fit."""
+    for count in counts:
+        for kind in weights:
+            change: dict[str, object] = {"weights": kind} if kind else {}
+            change |= {"tp": count} if count else {}
+            found = _try_change(prediction, **change)
+            if found is not None:
+                yield Remedy(" ".join(f"--{key} {value}" for key, value in change.items()), found)
+
+
+def _move_layers(prediction: Prediction) -> Iterator[Remedy]:
+    """As few whole layers on the CPU as possible, with llama.cpp and its usual format."""
+    layers = prediction.deployment.model.layers
+    found: dict[int, Prediction] = {}
+
+    def fits(moved: int) -> bool:
+        host = replace(prediction.deployment.host, layers=frozenset(range(moved)))
+        stack = load_stack("llamacpp")
+        one = _try_change(prediction, host=host, stack=stack, weights=LAYER_WEIGHTS)
+        if one is not None:
+            found[moved] = one
+        return one is not None
+
+    moved = bisect_left(range(layers + 1), True, key=fits)
+    if moved in found:
+        option = f"--stack llamacpp --weights {LAYER_WEIGHTS} --n-gpu-layers {layers - moved}"
+        yield Remedy(option, found[moved])
 
 
 def _try_change(prediction: Prediction, **change: object) -> Prediction | None:

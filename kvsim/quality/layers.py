@@ -221,9 +221,7 @@ def parse_losses(given: Any, path: Path) -> LayerLosses:
     names = LayerLosses.__dataclass_fields__
     missing = sorted(names.keys() - given.keys())
     if missing:
-        raise InputError(
-            f"{path}: {missing[0]} is missing; measure with `kvsim validate quality`"
-        )
+        raise InputError(f"{path}: {missing[0]} is missing; measure with `kvsim validate quality`")
     try:
         alone, uniform = (np.array(given[k], dtype=float) for k in ("alone", "uniform"))
         bits, group = tuple(int(b) for b in given["bits"]), int(given["group"])

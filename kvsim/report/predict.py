@@ -1,7 +1,7 @@
 """The result of ``kvsim predict``: a row for each prediction, and a verdict."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
@@ -21,7 +21,7 @@ from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, given_memory, prefill_point
-from kvsim.prediction.pool import longest_prompt, pool, remedies, usual_share
+from kvsim.prediction.pool import count_held, longest_prompt, pool, remedies, usual_share
 from kvsim.report import caveats, evidence, phrases, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
@@ -44,6 +44,7 @@ from kvsim.report.suitability import (
     describe_engines,
     describe_offloaded,
     describe_quality,
+    name_engines,
     summarize_quality,
 )
 from kvsim.report.table import Column, Table, disk_column, quantity_columns, text_column
@@ -57,14 +58,16 @@ if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
 BEYOND_SHARE = "needs more GPU memory than engines use by default"
+MARKED = f"{BEYOND_SHARE}; it takes"  # begins a note on how much it takes
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
 MAX_POOLS = 3  # techniques of which the KV pool is told
+MANY_ROWS = 6  # above which notes and measurements are shown with --verbose only
 MAX_NOTES = 2  # notes and assumptions that a terminal shows
 OF_BATCHES = (
     "TTFT: whole batch, idle GPU; decode tok/s: batch / TPOT; output tok/s: with prefill; "
-    "max batch: with all memory in use"
+    "max batch: at the share of GPU memory that engines use by default"
 )
 OF_CLIENTS = (
     "each client sends its next request at once; TTFT: queueing included; tok/s: of all clients"
@@ -159,7 +162,7 @@ def _note_share(row: Row, prediction: Prediction) -> list[str]:
         ]
     if needs <= ENGINE_SHARE:
         return []
-    return [f"{BEYOND_SHARE}; it takes --gpu-memory-utilization {ceil(100 * needs) / 100:g}"]
+    return [f"{MARKED} --gpu-memory-utilization {ceil(100 * needs) / 100:g}"]
 
 
 def _make_result(
@@ -181,18 +184,21 @@ def _make_result(
     brief = _shorten(answer, found, gains)
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
-    reversals, listed = _tabulate_drafts(gains), shown
+    reversals, listed = _tabulate_drafts(gains), replace(shown, note=_write_legend(rows))
     lacking = {x.partition(": ")[0] for x in notes if f": {NEEDS_KERNEL}" in x}
     first_notes = [x for x in notes if LOW_BIT not in x or x.partition(": ")[0] not in lacking]
-    hidden = len(first_notes[MAX_NOTES:])
-    first_notes = sorted(first_notes, key=lambda x: f": {BEYOND_SHARE}" not in x)[:MAX_NOTES]
+    if len(rows) > 1:  # the table marks them
+        first_notes = [x for x in first_notes if not x.partition(": ")[2].startswith(MARKED)]
+    told = MAX_NOTES if len(rows) <= MANY_ROWS else 0
+    hidden = len(first_notes[told:])
+    first_notes = sorted(first_notes, key=lambda x: f": {BEYOND_SHARE}" not in x)[:told]
     if ranked and len(rows) > MAX_RANKED:
         listed = _table(rows[:MAX_RANKED])
         left = len(rows) - MAX_RANKED
-        note = f"{listed.note}; {left} more row{'s' * (left > 1)} with --verbose"
-        listed = replace(listed, note=note)
+        more = f"{left} more row{'s' * (left > 1)} with --verbose"
+        listed = replace(listed, note="; ".join(filter(None, [_write_legend(rows), more])))
 
-    further = reversals if listed is shown else [shown, *reversals]
+    further = [shown, *reversals] if len(listed.rows) < len(rows) else reversals
     tables: list[Block] = [block for table in further for block in (BLANK, table)]
     if tables:
         tables.append(BLANK)
@@ -217,6 +223,7 @@ def _make_result(
         ],
         more=[
             *tables,
+            *([shown.note] if further is reversals else []),
             *([Items(rest)] if rest else []),
             *(f"Note{note}" for note in notes if note not in first_notes),
             ground,
@@ -232,6 +239,7 @@ def _shorten(answer: Answer, found: Sequence[Prediction], gains: Sequence[Row]) 
     """The answer as a terminal shows it first: without sources, and what the verdict has."""
     quality = list(describe_quality(found))
     measured = [x for x in answer.evidence[len(quality) :] if not x.startswith(INTERVAL)]
+    measured = measured if len(found) <= MANY_ROWS else []
     names = dict.fromkeys(p.technique.name for p in found)
     settings = [line for line in answer.settings[1:] if line != OFFLOAD_NOTE]
     (engines,) = [line for line in describe_engines(found) if line != OFFLOAD_NOTE]
@@ -239,23 +247,9 @@ def _shorten(answer: Answer, found: Sequence[Prediction], gains: Sequence[Row]) 
         first = [p for p in found if p.technique.name in list(names)[:MAX_ENGINES]]
         engines = next(describe_engines(first)).removesuffix(".")
         engines += f"; {len(names) - MAX_ENGINES} more with --verbose."
-    settings = [engines, *settings]
-    told = [*summarize_quality(found), *_summarize_drafts(gains), *measured[:1]]
+    settings = [engines, *(settings if len(names) == 1 else [])]
+    told = [*summarize_quality(found), *measured[:1]]
     return replace(answer, settings=settings, evidence=told, assumed=answer.assumed[:MAX_NOTES])
-
-
-def _summarize_drafts(gains: Sequence[Row]) -> list[str]:
-    """The gain of drafts at the smallest, the best and the largest batch; a sentence at most."""
-    names = short_names([row["notation"] for row in gains])
-    told = []
-    for row in gains:
-        speedup = row["speedup"]
-        batches = sorted(speedup, key=int)
-        ends = {batches[0], max(batches, key=speedup.__getitem__), batches[-1]}
-        each = [f"{speedup[b]:.2f}x at batch {b}" for b in sorted(ends, key=int)]
-        told.append(f"{names[row['notation']]} {', '.join(each)}")
-    more = f"; {len(told) - MAX_NOTES} more with --verbose" if len(told) > MAX_NOTES else ""
-    return [f"Speed-up from drafts: {'; '.join(told[:MAX_NOTES])}{more}."] if told else []
 
 
 def prediction(prediction: Prediction) -> Row:
@@ -289,7 +283,7 @@ def prediction(prediction: Prediction) -> Row:
         "usd_per_million_tokens": number(prediction.usd_per_million()),
         **resident_bytes(prediction),
         "fits": bool(prediction.fits[0]),
-        **pick(prediction, "max_batch"),
+        "max_batch": count_held(prediction),
         "bound_by": bound,
         "ranges": caveats.time_ranges(prediction, prediction.load)
         | evidence.memory_range(prediction),
@@ -383,10 +377,18 @@ def _table(rows: Sequence[Row]) -> Table:
         mark = "" if row["fits"] else " !"
         return f"{size}{' *' if _is_beyond_share(row) else mark}"
 
+    points = {_point(row): row for row in rows if row["technique"] == "full"}
+    drafts = points and any("acceptance" in row["params"] for row in rows)
+
+    def write_ratio(row: Row) -> str:
+        full = points.get(_point(row))
+        return f"{phrases.speed_ratio(row, full):.2f}" if full and full is not row else ""
+
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
         *quantity_columns(**dict.fromkeys((counted, *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
+        *([Column("x full", write_ratio, rank=1)] if drafts and len(rows) > len(first) else []),
         Column("GPU GiB", "gpu_bytes", rank=1, write=write_memory),
         *quantity_columns(host_bytes=2, **disk_column(rows), max_batch=3, bound_by=4),
     ]
@@ -399,14 +401,21 @@ def _table(rows: Sequence[Row]) -> Table:
             if first[spec(row)] == id(row)
             else ""
         ),
-        note="; ".join(
-            [
-                note,
-                *(["!: does not fit"] if not all(row["fits"] for row in rows) else []),
-                *([f"*: {BEYOND_SHARE}"] if any(map(_is_beyond_share, rows)) else []),
-            ]
-        ),
+        note="; ".join(filter(None, [note, _write_legend(rows)])),
     )
+
+
+def _write_legend(rows: Sequence[Row]) -> str:
+    """What the marks beside the memory of some rows mean."""
+    marks = {
+        "!: does not fit": not all(row["fits"] for row in rows),
+        "*: takes a larger --gpu-memory-utilization": any(map(_is_beyond_share, rows)),
+    }
+    return "; ".join(said for said, used in marks.items() if used)
+
+
+def _point(row: Row) -> tuple[int, int, int]:
+    return row["batch"], row["prompt"], row["generate"]
 
 
 def draft_gains(found: Sequence[Prediction]) -> list[Row]:
@@ -487,7 +496,8 @@ def _write_answer(
 ) -> Answer:
     """Answer in words what predictions, one per row, say."""
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
-    best = _find_fastest(rows)
+    unserved = _list_unserved(found)
+    best = _find_fastest(rows, unserved)
     at = rows.index(best)
     changes = _changes(rows, found)
     released = next(filter(None, map(describe_offloaded, found)), "")
@@ -495,10 +505,16 @@ def _write_answer(
         said = _describe_single_point(best, found[at])
     elif len(points) == 1:
         said = _compare_techniques(
-            rows, best, _note_break_even(rows, found), _as_good(rows, found, at), released
+            rows,
+            best,
+            " ".join(filter(None, [_note_break_even(rows, found), *_note_lost_drafts(gains)])),
+            _as_good(rows, found, at),
+            released,
+            unserved,
         )
     else:
-        said = _describe_grid(rows, best, _note_break_even(rows, found), released, gains)
+        even = _note_break_even(rows, found)
+        said = _describe_grid(rows, best, even, released, gains, unserved)
     d, came = found[at].deployment, found[at].load
     fitting = join_words(changes, "or") if changes else ""
     unfit = [f"{_name_unfit_point(rows)} fits with {fitting}."] if changes else []
@@ -548,11 +564,20 @@ def _is_beyond_share(row: Row) -> bool:
     return any(note.startswith(BEYOND_SHARE) for note in row["notes"])
 
 
-def _find_fastest(rows: Sequence[Row]) -> Row:
-    """The fastest row among those that fit and that an engine runs, as far as there are any."""
+def _find_fastest(rows: Sequence[Row], unserved: Collection[str]) -> Row:
+    """The fastest row among those that fit and that an engine runs, as far as there are any.
+
+    The notations of techniques that no engine implements are ``unserved``.
+    """
     fit = [row for row in rows if row["fits"]] or list(rows)
-    run = [row for row in fit if not _lacks_kernel(row)]
+    run = [row for row in fit if not _lacks_kernel(row) and row["notation"] not in unserved]
     return max(run or fit, key=phrases.compared_rate)
+
+
+def _list_unserved(found: Sequence[Prediction]) -> set[str]:
+    """Notations of the techniques that no engine implements; none where no engine is predicted."""
+    engines = [p for p in found if usual_share(p.deployment) < 1]
+    return {str(p.technique) for p in engines if not name_engines(p)}
 
 
 def _lacks_kernel(row: Row) -> bool:
@@ -560,16 +585,20 @@ def _lacks_kernel(row: Row) -> bool:
     return any(note.startswith(NEEDS_KERNEL) for note in row["notes"])
 
 
-def _exclude_lacking(rows: Sequence[Row], best: Row) -> tuple[str, str]:
-    """Say that the fastest is one of those with a kernel, and what a faster one would reach.
+def _exclude_lacking(rows: Sequence[Row], best: Row, unserved: Collection[str]) -> tuple[str, str]:
+    """Say that the fastest is one of those that run, and what a faster one would reach.
 
-    Both texts are empty unless a row without a kernel is faster than ``best``.
+    Both texts are empty unless a row without an engine or a kernel is faster than ``best``.
     """
     top = max((row for row in rows if row["fits"]), key=phrases.compared_rate, default=best)
-    if not _lacks_kernel(top) or _lacks_kernel(best):
+    without, lacks = top["notation"] in unserved, _lacks_kernel(top)
+    if not (without or lacks) or best["notation"] in unserved or _lacks_kernel(best):
         return "", ""
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     rate = f"{units.rate(phrases.compared_rate(top))} tok/s at {_describe_load(top)}"
+    if without:
+        said = f"No engine implements {names[id(top)]}, which would reach {rate}."
+        return "Among techniques that engines run, ", said
     among = f"Among techniques that {top['stack']} has kernels for, "
     return among, f"With a kernel, {names[id(top)]} would reach {rate}."
 
@@ -578,7 +607,11 @@ def _describe_single_point(row: Row, prediction: Prediction) -> str:
     what = f"{name_row(row)} on {row['gpu']} at {_describe_load(row)}"
     if row["fits"]:
         limit = phrases.explain_limit(row["bound_by"], row["generate"])
-        needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}.", limit]
+        needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}."]
+        if row["max_batch"] and "concurrency" not in row:
+            held, length = units.integer(row["max_batch"]), row["prompt"] + row["generate"]
+            needed.append(f"It holds {held} sequence{'s' * (held != '1')} of {length:,} tokens.")
+        needed.append(limit)
         # engines have no pool of what is kept elsewhere
         limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
         return verdict(needed, limits[::-1] or [_note_max_batch(row)])
@@ -600,7 +633,7 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
 def _note_max_batch(row: Row) -> str:
     if not row["max_batch"]:
         return "Not even one such sequence fits."
-    return f"At most {units.integer(row['max_batch'])} such sequences fit, with all memory in use."
+    return f"At most {units.integer(row['max_batch'])} such sequences fit."
 
 
 def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
@@ -635,14 +668,19 @@ def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[i
 
 
 def _compare_techniques(
-    rows: Sequence[Row], best: Row, accepted: str, as_good: set[int], released: str
+    rows: Sequence[Row],
+    best: Row,
+    accepted: str,
+    as_good: set[int],
+    released: str,
+    unserved: Collection[str],
 ) -> str:
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
     others = [row for row in rows if row is not best and row is not full]
     at = f"{best['gpu']} at {_describe_load(best)}"
-    among, beyond = _exclude_lacking(rows, best)
+    among, beyond = _exclude_lacking(rows, best, unserved)
     told = f"{among}{names[id(best)]} is fastest on {at}:"
     if not best["fits"]:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
@@ -668,7 +706,7 @@ def _compare_techniques(
         needed += [released]
         told = phrases.explain_limit(slow["bound_by"], slow["generate"])
         wanted = [told.replace("Limit:", f"Limit of {name_row(slow)}:", 1)]
-        return verdict(needed, [accepted, *wanted])
+        return verdict(needed, [beyond, accepted, *wanted])
     ratio, saving = phrases.speed_ratio(best, full), phrases.describe_saving(best, full)
     gain = f"It is {units.times(ratio)} as fast as full KV{saving}."
     error = f"; it differs from {names[id(best)]} by less than the prediction error"
@@ -681,19 +719,23 @@ def _compare_techniques(
 
 
 def _describe_grid(
-    rows: Sequence[Row], best: Row, accepted: str, released: str, gains: Sequence[Row]
+    rows: Sequence[Row],
+    best: Row,
+    accepted: str,
+    released: str,
+    gains: Sequence[Row],
+    unserved: Collection[str],
 ) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
     named = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     names = dict.fromkeys(named.values())
-    among, beyond = _exclude_lacking(rows, best)
+    among, beyond = _exclude_lacking(rows, best, unserved)
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     some = _all(fits) if fits == len(rows) else f"{fits} of {len(rows)}"
     beyond_share = sum(map(_is_beyond_share, rows))
-    which = "all" if beyond_share == fits else "some"
-    more = f", {which} of them only with more of it than engines use by default"
-    told = f"{some} points fit in memory{more if beyond_share else ''}."
+    more = f", but those marked * {BEYOND_SHARE.replace('needs', 'need', 1)}"
+    told = f"{some} points fit{more if beyond_share else ' in memory'}."
     first = told if beyond_share else ""  # before speeds that a server reaches only with more of it
     if not fits:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
@@ -707,16 +749,20 @@ def _describe_grid(
     fastest = f"Highest throughput: {named[id(best)]} at {where}: {phrases.describe_times(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
-    turn = _turn(rows, named, gains)
+    turn = _turn(rows, named)
     if turn:
         return verdict(
-            [first, turn, released, fastest], [beyond, accepted, *([] if first else [told])]
+            [first, turn, released, fastest],
+            [beyond, *_note_lost_drafts(gains), accepted, *([] if first else [told])],
         )
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
-        if not among or (row["fits"] and not _lacks_kernel(row)):
+        able = row["fits"] and not _lacks_kernel(row) and row["notation"] not in unserved
+        if not among or able:
             points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
-    ranked = Counter(named[id(_find_fastest(here))] for here in points.values()).most_common()
+    ranked = Counter(
+        named[id(_find_fastest(here, unserved))] for here in points.values()
+    ).most_common()
     if len(ranked) == 1:
         count = f"{_all(len(points)).lower()} points"
         at = count if len(points) > 1 else "the only point where one of them fits"
@@ -724,12 +770,32 @@ def _describe_grid(
         return verdict(
             [first, said, fastest], [beyond, *_note_lost_drafts(gains), *([] if first else [told])]
         )
+    full = next((row for row in rows if row["technique"] == "full"), None)
+    fallback = _describe_fallback(points.values(), named) if full and len(names) == 2 else ""
+    if fallback:
+        return verdict([first, fallback, fastest], [beyond, *([] if first else [told])])
     (fast, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
     said = f"{among}{fast} is fastest at {most} of {len(points)} points{shares}."
     return verdict(
         [first, said, fastest], [beyond, *_note_lost_drafts(gains), *([] if first else [told])]
     )
+
+
+def _describe_fallback(points: Iterable[Sequence[Row]], named: Mapping[int, str]) -> str:
+    """Where full KV is faster while it fits, and the only other technique fits beyond; or empty."""
+    both, alone = [], []
+    for here in points:
+        full, other = sorted(here, key=lambda row: row["technique"] != "full")
+        if full["fits"] and other["fits"]:
+            both.append((full, phrases.speed_ratio(full, other)))
+        elif other["fits"]:
+            alone.append(other)
+    if not alone or not both or min(ratio for _, ratio in both) < 1 + phrases.EQUAL_SPEED:
+        return ""
+    ratios = [f"{units.times(ratio)} as fast at {_describe_load(row)}" for row, ratio in both]
+    where = join_words([_describe_load(row) for row in alone])
+    return f"Full KV is {join_words(ratios)}; at {where}, only {named[id(alone[0])]} fits."
 
 
 def _note_lost_drafts(gains: Sequence[Row]) -> Iterator[str]:
@@ -746,11 +812,8 @@ def _all(count: int) -> str:
     return "Both" if count == 2 else f"All {count}"
 
 
-def _turn(rows: Sequence[Row], named: Mapping[int, str], gains: Sequence[Row]) -> str:
-    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise.
-
-    Drafts are compared at the batches of ``gains``, too: what they gain turns at large ones.
-    """
+def _turn(rows: Sequence[Row], named: Mapping[int, str]) -> str:
+    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise."""
     names = list(dict.fromkeys(named.values()))
     axes = [key for key in ("batch", "prompt") if len({row[key] for row in rows}) > 1]
     if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
@@ -763,9 +826,6 @@ def _turn(rows: Sequence[Row], named: Mapping[int, str], gains: Sequence[Row]) -
     if not asked:
         return ""
     ratio = {x: speed[other, x] / speed[base, x] for x in asked}
-    if axis == "batch" and base == SPOKEN["full"] and "concurrency" not in rows[0]:
-        more = {int(b): r for row in gains for b, r in row["speedup"].items()}
-        ratio = {b: r for b, r in more.items() if b > asked[0]} | ratio
     points = sorted(ratio)
     if len(points) < 2:
         return ""

@@ -40,8 +40,19 @@ OFFLOAD_NOTE = (
 )
 
 
-def _name_engines(prediction: Prediction) -> str:
-    """Name the released engines that run a prediction."""
+def name_engines(prediction: Prediction) -> str:
+    """Name the released engines that run a prediction.
+
+    Parameters
+    ----------
+    prediction
+        The prediction.
+
+    Returns
+    -------
+    str
+        The engines and the options that choose them; empty if none runs it.
+    """
     technique = prediction.technique
     able = list_engines(prediction)
     told = [join_titles(able)] if able else []
@@ -128,7 +139,7 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     str
         Sentences.
     """
-    names = {name_technique(p.technique): _name_engines(p) for p in found}
+    names = {name_technique(p.technique): name_engines(p) for p in found}
     some = {name: engines for name, engines in names.items() if name != SPOKEN[FULL]} or names
     together: dict[str, list[str]] = {}
     for name, engines in some.items():
@@ -189,7 +200,7 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     """
     known = [*_losses(found)]
     told = [
-        f"with {name}, {str(loss).partition(': ')[0]}{_measured_with(loss, p)}"
+        f"{_summarize_loss(name, loss)}{_measured_with(loss, p)}"
         for p, name, loss in known
         if loss.kind != "none"
     ]
@@ -199,6 +210,16 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     told = [*told[:MAX_TOLD], *more, *(last if unknown else [])]
     if told:
         yield f"Quality: {'; '.join(told)}."
+
+
+def _summarize_loss(name: str, found: Evidence) -> str:
+    """A loss without its source, such as ``with kivi, scores lower by 6.1 %``."""
+    if abs(found.loss) >= UNNOTICED or not found.low < 0 < found.high:
+        return f"with {name}, {str(found).partition(': ')[0]}"
+    what = {PERPLEXITY: "perplexity", FACTS: "how many planted facts are found"}
+    within = units.percent(max(-found.low, found.most))
+    scores = what.get(found.unit, "scores")
+    return f"{name} does not change {scores} measurably (95 % interval ±{within})"
 
 
 def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, Evidence]]:
@@ -281,5 +302,6 @@ def _measured_with(known: Evidence, prediction: Prediction) -> str:
         dict(part.split("=", 1) for part in spec.partition(":")[2].split(",") if "=" in part)
         for spec in (known.worst.partition(", ")[0], str(prediction.technique))
     )
-    other = [f"{key} {value}" for key, value in found.items() if mine.get(key, value) != value]
-    return f" as measured with {', '.join(other)}" if other else ""
+    other = [key for key, value in found.items() if mine.get(key, value) != value]
+    measured, asked = (", ".join(f"{k} {x[k]}" for k in other) for x in (found, mine))
+    return f" with {measured} ({asked} was not measured)" if other else ""

@@ -247,7 +247,11 @@ QUANTITIES = {
     "gpu_bytes": Quantity("GPU GiB", gib, "peak memory of each GPU"),
     "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
     "disk_bytes": Quantity("disk GiB", gib, "peak space of the replica on its drive"),
-    "max_batch": Quantity("max batch", integer, "largest batch that fits in all of the memory"),
+    "max_batch": Quantity(
+        "max batch",
+        integer,
+        "largest batch that engines hold in the GPU memory that they use by default",
+    ),
     "max_seqs": Quantity("max seqs", integer, "sequences in a batch", "max-num-seqs"),
     "usd_per_million_tokens": Quantity("USD/Mtok", usd, "price of a million generated tokens"),
     "bound_by": Quantity("bound by", str, "what the busiest stream spends most of its time on"),
