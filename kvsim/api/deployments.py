@@ -104,6 +104,11 @@ def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
     if plain and (stack.name == "ollama" or tagged):
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
+    if "," in weights:
+        raise InputError(
+            f"--weights: got {weights[:40]!r}; expected one format; to compare several, run "
+            f"kvsim plan --weights {weights[:40]}"
+        )
     weights = _published_format(model, weights)
     found = Deployment(model, hardware, stack, weights, *spread, host=layers)
     sums = value("allreduce_bandwidth", None)

@@ -23,6 +23,7 @@ from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.colours import bar_style
 from kvsim.report.json import Row, number
+from kvsim.report.names import join_words
 from kvsim.report.pictures import Chart, draw_bars, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, percent_column, text_column
@@ -34,6 +35,7 @@ from kvsim.techniques.technique import Technique
 if TYPE_CHECKING:
     from kvsim.evidence.runfit import RunFit
 
+WORSE = 0.005  # increase of an error that is worth a word
 METRIC_TITLES = {
     "ttft_mean": "mean TTFT",
     "ttft_p50": "median TTFT",
@@ -341,7 +343,7 @@ def _run_tables(row: Row) -> list[Table]:
     numbers = [{"key": key} | found for key, found in row["numbers"].items()]
     columns = [
         text_column("parameter", "key"),
-        Column("fitted", "value", write=lambda n: _written(n, "value")),
+        Column("value", "value", write=lambda n: _written(n, "value")),
         Column("±", "error", write=lambda n: _written(n, "error")),
         text_column("means", lambda n: MEANINGS[n["key"].rpartition(".")[2]], rank=1),
         text_column("", lambda n: n["verdict"].replace("not told", "undetermined")),
@@ -384,6 +386,13 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
         done = f"The run does not improve on {row['stack']}'s numbers, which are kept."
     done += f" Predicted TTFT, TPOT and latency of those requests are off by {now:.1f} % "
     done += f"on average (before the fit: {was:.1f} %)."
+    worse = [
+        f"{METRIC_TITLES[key]} ({100 * before[key]:+.1f} % before, {100 * value:+.1f} % after)"
+        for key, value in unseen.items()
+        if abs(value) > abs(before[key]) + WORSE
+    ]
+    if worse:
+        done += f" Worse than before: {join_words(worse)}."
     use = f"--stack {quote(place)} predicts with {used}; this error sets its prediction interval"
     first = f"The fit saw the first {row['fitted_requests']:,} requests."
     return Answer(

@@ -218,9 +218,7 @@ def test_a_spread_that_an_engine_has_not_is_said(
 ) -> None:
     assert any(said in what for what in emit(engine, served(spread=Parallelism(*degrees))).missing)
     far = emit(engine, served(spread=Parallelism(8, 2), nodes=2)).missing
-    assert any("on both machines" in what for what in far) == (
-        engine not in ("hf", "llamacpp")
-    )
+    assert any("on both machines" in what for what in far) == (engine not in ("hf", "llamacpp"))
 
 
 @pytest.mark.parametrize(
