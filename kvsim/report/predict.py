@@ -697,16 +697,18 @@ def _compare_techniques(
 
     if best is full or phrases.speed_ratio(best, full) < 1 + phrases.EQUAL_SPEED:
         beside = [row for row in rows if row is not full]
+        if beyond:  # tells of those that no engine implements
+            beside = [row for row in beside if row["notation"] not in unserved] or beside
         close, slow = (
             pick(beside, key=lambda row: phrases.speed_ratio(row, full)) for pick in (max, min)
         )
         best_of = f"{among}full KV" if among else "Full KV"
         needed = [f"{best_of} is the best choice on {at}: {phrases.describe_times(full)}."]
         needed += [f"{compare(row)}." for row in ([close] if slow is close else [close, slow])]
-        needed += [released]
+        needed = [needed[0], beyond, *needed[1:], released]
         told = phrases.explain_limit(slow["bound_by"], slow["generate"])
         wanted = [told.replace("Limit:", f"Limit of {name_row(slow)}:", 1)]
-        return verdict(needed, [beyond, accepted, *wanted])
+        return verdict(needed, [accepted, *wanted])
     ratio, saving = phrases.speed_ratio(best, full), phrases.describe_saving(best, full)
     gain = f"It is {units.times(ratio)} as fast as full KV{saving}."
     error = f"; it differs from {names[id(best)]} by less than the prediction error"

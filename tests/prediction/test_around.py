@@ -13,7 +13,7 @@ from kvsim.prediction import breakeven
 from kvsim.prediction.breakeven import BreakEven, break_even_acceptance, break_evens, linked
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, tier_bytes
-from kvsim.prediction.pool import longest_prompt, pool, remedies, usual_share
+from kvsim.prediction.pool import count_held, longest_prompt, pool, remedies, usual_share
 from kvsim.techniques import parse
 
 FULL = parse("full")
@@ -246,3 +246,17 @@ def test_a_batch_or_prompt_of_one_is_a_remedy_and_none_at_all_is_not() -> None:
     assert not [o for o in options if o.startswith("--weights")]
     options = [one.option for one in remedies(predicted("full", where("t4"), 8, 4096))]
     assert not [o for o in options if o.startswith(("--batch", "--prompt"))]
+
+
+def test_a_smaller_format_on_fewer_gpus_and_layers_on_the_cpu_are_remedies() -> None:
+    asked = predicted("full", where("rtx4090", "llama3.3-70b"), 1, 4000)
+    options = [one.option for one in remedies(asked)]
+    assert options[:2] == ["--tp 8", "--weights int4 --tp 2"]
+    assert options[2].startswith("--stack llamacpp --weights q4_k_m --n-gpu-layers ")
+
+
+def test_the_sequences_held_are_those_of_the_pool_that_engines_use() -> None:
+    d = replace(where("a100-80g", "qwen3-14b"), stack=load_stack("vllm@a100-80g"))
+    found = predicted("full", d, 1, 8000)
+    room = pool(found.technique, found.deployment, 8000, found.generate)
+    assert count_held(found) == int(room.concurrency) < int(found.max_batch[0])

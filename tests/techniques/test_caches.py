@@ -109,6 +109,9 @@ def test_no_idealised_kernel_stands_above_a_measured_one() -> None:
         grid = sweep_grid(d, techniques, np.array([batch]), [8192], 64, "")
         assert "Highest throughput: fp8" in str(grid.answer.verdict)
         assert grid.tables[0].rows[0]["technique"] == "fp8"
+    unserved = predict_points(d, [parse(t) for t in ("fp8", "snapkv")], [64], [8192], [64])
+    assert "Among techniques that engines run, fp8 is fastest" in unserved.answer.verdict
+    assert "No engine implements snapkv, which would reach" in unserved.answer.verdict
     assert "kivi" not in engines_running("kivi", d) + engines_running("eagle3+kivi", d)
     assert engines_running("kivi", place(stack="hf-eager")) == ["hf"]
 
