@@ -63,10 +63,10 @@ UNKNOWN = 0.16  # also where nothing like a number was measured
 # (logarithms). They are one set for all answers, chosen where rows were left out:
 # benchmarks/truth_weights.py says how, and what they hold when chosen without the source, version
 # or model that they are judged on. That of techniques is set, as measured runs are of full KV.
-WEIGHTS = {"engine": 2.6, "technique": 2.0, "kind": 2.6, "prefill": 1.0, "device": 1.0}
-WEIGHTS |= {"load": 4.1, "weights": 6.6, "experts": 0.22, "gpus": 1.0, "model": 17.0}
+WEIGHTS = {"engine": 4.1, "technique": 2.0, "kind": 0.92, "prefill": 1.0, "device": 1.0}
+WEIGHTS |= {"load": 6.6, "weights": 6.6, "experts": 2.5, "gpus": 1.4, "model": 10.5}
 MECHANISMS = tuple(WEIGHTS)
-WEIGHTS |= {"most rows": 7.2, "own": 0.047, "unseen": 0.114, "rerun": 0.0}
+WEIGHTS |= {"most rows": 32.0, "own": 0.028, "unseen": 0.117, "rerun": 0.0}
 RUN_IDENTITY = ("engine", "device", "model")
 """An answer is like measured runs where one entry shares all of these."""
 TAIL = 0.1  # share of the errors of like rows below and above an interval
