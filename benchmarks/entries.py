@@ -1,12 +1,14 @@
 """Rows of a benchmark as one line of the ledger."""
 
+from typing import Final
+
 import numpy as np
 
 from kvsim.evidence.ledger import LedgerEntry
 from kvsim.graph import Array
 
 MIN_SPREAD_ROWS = 3  # rows below which a spread says little
-PLACES = "hazen"
+PLACES: Final = "hazen"
 """Where n sorted rows stand among the quantiles: in the middle of n equal shares, as in
 ``weighted_range``. NumPy's default puts the first and the last at the very ends, as if no further
 row could lie beyond them: of eight rows, 62 % of the next ones would lie within its 80 %."""
