@@ -755,7 +755,7 @@ def _describe_grid(
     if turn:
         return verdict(
             [first, turn, released, fastest],
-            [beyond, *_note_lost_drafts(gains), accepted, *([] if first else [told])],
+            [beyond, accepted, *_note_lost_drafts(gains), *([] if first else [told])],
         )
     points: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:

@@ -911,7 +911,8 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
             told += f" {_value(half)} GiB achieve {share} of that gain."
     times = f"Mean TTFT is {_mean(enough)} with {_value(enough)} GiB"
     if enough is not least:
-        times += f", {_mean(least)} with {_value(least)} GiB"
+        start = f"with {_value(least)} GiB" if least["case"][key] else "without"
+        times += f", {_mean(least)} {start}"
     return verdict([f"{told} {times}."], [f"{_hits(enough)} of prompt tokens are in the cache."])
 
 
