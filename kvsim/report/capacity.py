@@ -1037,6 +1037,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         total = left_out + len(answer.question.traffic.requests)
         clause, caution = describe_left_out(left_out, total, model, most)
         said.append(caution or f"Requests that the engine would refuse: {clause.lstrip(', ')}.")
+    said += [f"Left out: {reason.partition(';')[0]}." for reason in answer.left_out.values()]
     for name, option in find_unadmitted(answer.question).items():
         said.append(f"{name}, named with --only, was not considered: {option} would admit it.")
     if any(r.host_cache for r in rules):

@@ -67,3 +67,8 @@ def test_where_no_seller_offers_all_each_gpu_is_taken_where_it_is_cheapest() -> 
     found = choose_seller(("l40s", "a100-80g"))
     assert found == choose_seller(("l40s", "a100-80g"), "any")
     assert {price.seller for price in found.values()} == {"runpod-community", "verda"}
+
+
+def test_a_seller_is_taken_who_has_every_gpu_that_needs_a_price() -> None:
+    found = choose_seller(("a6000", "l40s", "a100-80g", "h100"), optional=["l40s"])
+    assert len({price.seller for price in found.values()}) == 1 and "a100-80g" in found

@@ -18,6 +18,7 @@ from kvsim.planner.fleet.answer import make_capacity
 from kvsim.planner.fleet.demand import FleetTargets, traffic_of
 from kvsim.planner.fleet.milp import cheapest_schedule, scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, Spread
+from kvsim.planner.fleet.play import HOPELESS
 from kvsim.planner.fleet.search import FleetSolver, divide
 from kvsim.planner.question import Admission
 from kvsim.serving.costs import StepCosts
@@ -42,6 +43,23 @@ def test_no_fleet_that_was_played_is_cheaper(seed: int) -> None:
     best = cheapest_by_play(solver, solver.question)
     assert (found is None) <= (best is None)  # no false no
     assert best is None or (found is not None and found.cost <= 1.02 * best.cost)
+
+
+def test_only_plays_far_beyond_ttft_end_early_and_cards_left_out_are_named() -> None:
+    cards = rentable("llama3.1-8b", ("gtx1080ti", "l4"), (1,))
+    requests = load("sample:chat").requests.scaled(20.0)
+    asked = replace(question(0), traffic=traffic_of(requests, 1), rentable=cards)
+    solver = FleetSolver(asked, lambda _: None)
+    assert list(solver.left_out) == ["gtx1080ti"] and "KV cache" in solver.left_out["gtx1080ti"]
+    lost = 0
+    for x in (kind.choices[0] for kind in solver.kinds):
+        for count in (1, 2, 4, 8, 16):
+            fleet = solver.make_steady(asked, (x, count))
+            whole = solver.play(fleet).measure_excess(asked.targets)
+            found = solver.measure_excess(fleet, asked, 1.0)
+            lost += found != whole
+            assert found == whole or (np.isinf(found).all() and whole.ttft > HOPELESS)
+    assert lost
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ class CapacityAnswer:
         How much of the trace's load the fleet serves.
     kinds, alone
         Every kind of replica that was considered, and how many of each are always busy.
+    left_out
+        Why the other GPUs cannot run the model.
     played, at_load, after_loss
         The fleet on the trace, at other loads that have requests, and without one replica of a
         kind.
@@ -109,6 +111,7 @@ class CapacityAnswer:
     load: float
     kinds: Sequence[ReplicaKind]
     alone: Sequence[float]
+    left_out: Mapping[str, str]
     fleet: Fleet
     played: Played
     at_load: dict[float, WhatIf]
@@ -188,7 +191,7 @@ def make_capacity(
     for label, x in sorted(loads.items(), key=lambda x: -x[1]):  # what carries more carries less
         larger = best if x < 1 else larger
         fleet = found[label]
-        if larger is not None and (fleet is None or fleet.cost > larger.cost):
+        if larger and (not fleet or fleet.cost > larger.cost or costs_as(fleet, larger)):
             found[label] = larger
         larger = found[label]
     alone = replace(asked.limits, headroom=0.0, failures=0)
@@ -218,6 +221,7 @@ def make_capacity(
         load=asked.load,
         kinds=solver.kinds,
         alone=[solver.known_busy(kind) * asked.load for kind in solver.kinds],
+        left_out=solver.left_out,
         fleet=best,
         played=solver.play(best, asked.load),
         at_load=at_load,

@@ -314,7 +314,9 @@ class ReplicaKind:
         return self.choices[0].rent
 
 
-def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> list[ReplicaKind]:
+def list_kinds(
+    question: "CapacityQuestion", tell: Callable[[str], None]
+) -> tuple[list[ReplicaKind], dict[str, str]]:
     """List every kind of replica that may be rented and can run.
 
     Parameters
@@ -324,6 +326,13 @@ def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> lis
     tell
         Is told what is being done.
 
+    Returns
+    -------
+    list of ReplicaKind
+        The kinds.
+    dict
+        For each GPU that none of them has, why its last layout cannot run.
+
     Raises
     ------
     InputError
@@ -332,13 +341,13 @@ def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> lis
         If no technique is admitted.
     """
     found: list[ReplicaKind] = []
-    reason: InputError | InfeasibleError | None = None
+    reasons = dict[str, InputError | InfeasibleError]()
     for one in question.rentable:
         tell(f"what {one.deployment.gpus} {one.gpu} can run")
         try:
             settings = _list_settings(one, question)
         except (InputError, InfeasibleError) as problem:
-            reason = problem
+            reasons[one.gpu] = problem
             continue
         for setting, needed in settings:
             budgets = _budgets(setting.costs, question)
@@ -346,8 +355,10 @@ def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> lis
             for x, n in _variants(timed, needed, question):
                 found.append(ReplicaKind(tuple(_choices(x, budgets, question)), n))
     if not found:
-        raise reason or InfeasibleError("none of the admitted techniques can run on these GPUs")
-    return found
+        none = InfeasibleError("none of the admitted techniques can run on these GPUs")
+        raise next(reversed(reasons.values()), none)
+    used = {kind.gpu for kind in found}
+    return found, {gpu: str(x) for gpu, x in reasons.items() if gpu not in used}
 
 
 Estimated = tuple[Configuration, Array]

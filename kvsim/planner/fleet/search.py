@@ -121,7 +121,7 @@ class FleetSolver:
 
     def __init__(self, question: CapacityQuestion, tell: Callable[[str], None]) -> None:
         self.question, self.tell = question, tell
-        self.kinds: list[ReplicaKind] = list_kinds(question, tell)
+        self.kinds, self.left_out = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
         self.plays, self._tuning = 0, 0  # all of them, and those with other budgets and limits
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
