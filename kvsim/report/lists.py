@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
 
 from kvsim.errors import unknown
 from kvsim.evidence.ledger import shipped
@@ -113,7 +114,7 @@ def _describe_comparisons(name: str, kind: type[Term]) -> str:
     """Say what the predictions of a technique were compared with; empty for building blocks."""
     if name not in TECHNIQUES:
         return ""
-    figures = Counter(paper for paper in papers() for row in read(paper) if row.technique == name)
+    figures = Counter(_published_figures().get(name, ()))
     runs: Counter[str] = Counter()
     for entry in shipped():
         if entry.technique == name and entry.kind in RUNS:
@@ -132,6 +133,16 @@ def _describe_comparisons(name: str, kind: type[Term]) -> str:
     if name in IMPLEMENTATIONS:
         said.append("operations counted in its real run (kvsim validate)")
     return "; ".join(said)
+
+
+@cache
+def _published_figures() -> dict[str, list[str]]:
+    """List the paper of each published figure, by the technique that it is of."""
+    found: dict[str, list[str]] = {}
+    for paper in papers():
+        for row in read(paper):
+            found.setdefault(row.technique, []).append(paper)
+    return found
 
 
 def _cache_format(name: str) -> Row:
