@@ -503,8 +503,10 @@ def find_value(
         return Sought("hit_rate", 0.5, 0.0, 0.99, True, 0.01)
     if what == "host-cache":
         if traffic.requests.block_ids is None and not traffic.reuses:
+            other = "replace --trace with --prompt 4k --generate 300 --rate 2 --turns 5"
             raise InputError(
-                "--find host-cache: needs prefix blocks; use a trace that has hash blocks"
+                "--find host-cache: the requests share no prefixes; use a trace that has hash "
+                f"blocks, or {other if inputs.trace else 'add --turns 5'}"
             )
         gib = 2.0**30
         most = where.hardware.host_memory // gib * gib

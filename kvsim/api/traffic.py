@@ -206,7 +206,7 @@ def build_traffic(
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
     if len(ways) > 1:
         first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
-        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
+        raise InputError(f"give either {first} or {second}, not both: each describes prefix reuse")
     if inputs.lengths not in (None, "equal"):
         raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or omit it")
     lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")

@@ -526,7 +526,9 @@ def _left_out(plan: ServicePlan) -> Iterator[str]:
     shown = [plan.choice, *(a.option for a in plan.alternatives)]
     drafted = any(o.carried.technique.drafts for o in shown)
     questions = plan.question.deployments
-    told = {o.carried.deployment.weights for o in shown} | {x.deployment.weights for x in plan.missing}
+    told = {o.carried.deployment.weights for o in shown} | {
+        x.deployment.weights for x in plan.missing
+    }
     for name in dict.fromkeys(q.deployment.weights for q in questions if not q.weights_lose):
         if name not in told:
             yield f"{name} weights (they carry less)"
