@@ -123,4 +123,4 @@ def test_options_without_effect_are_refused(
     else:
         for other in others:
             said = line(*typed({option.name, other}))
-            assert "expected one of them" in said or "has no effect without" in said
+            assert ", not both" in said or "has no effect without" in said

@@ -313,7 +313,7 @@ def test_bad_specs_are_one_line(change: tuple[str, str], words: str, tmp_path: P
         (("--workers", "two"), "--workers|whole number"),
         (
             ("--workers", "2", "--scheduler", "tcp://127.0.0.1:9"),
-            "--workers and --scheduler|expected one of them",
+            "give either --workers or --scheduler, not both",
         ),
         (("--scheduler", "tcp://127.0.0.1:9"), "--scheduler|cannot be reached"),
         (("--scheduler", "nonsense:"), "--scheduler|cannot be reached"),

@@ -111,7 +111,7 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
         ),
         ({"columns": {"arival": "TIMESTAMP"}}, "column role 'arival'|arrival"),
         ({"columns": {"arrival": "TIMESTAMP"}}, "no prompt"),
-        ({"columns": NAMED, "format": "azure"}, "--columns and --format"),
+        ({"columns": NAMED, "format": "azure"}, "--columns or --format"),
         ({"time_unit": "min"}, "time unit 'min'|ms"),
     ],
 )
