@@ -835,7 +835,7 @@ def _turn(rows: Sequence[Row], named: Mapping[int, str]) -> str:
     ahead = [gain > 1 for gain in ratios]
     turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
     first, last = units.times(ratios[0]), units.times(ratios[-1])
-    where = f"every {axis} from {points[0]:,} to {points[-1]:,}"
+    where = f"{axis} {join_words([f'{x:,}' for x in points])}"
     beyond = ""
     if unfit and axis == "batch":
         beyond = f"; both fit up to {axis} {units.integer(min(row['max_batch'] for row in rows))}"
