@@ -446,12 +446,9 @@ def build_deployments(inputs: Inputs) -> list[Deployment]:
         sizes = [n for n in TP_CHOICES if bases[0].model.heads % n == 0]
     degrees = list(product(inputs.pp, inputs.dp, inputs.ep))
     ways = [(n, *degree) for n, degree in product(sizes, degrees)]
-    if (
-        inputs.tp == ["auto"]
-        and bases[0].model.experts
-        and not {"ep", "total_gpus"} & inputs.given.keys()
-    ):
-        ways += [(n, pp, dp, n * dp) for n, pp, dp, _ in ways if n > 1]
+    experts = bases[0].model.experts
+    if inputs.tp == ["auto"] and experts and not {"ep", "total_gpus"} & inputs.given.keys():
+        ways += [(n, pp, dp, n * dp) for n, pp, dp, _ in ways if n > 1 and experts % (n * dp) == 0]
     found, problem = [], None
     for base, form, (n, pp, dp, ep) in product(bases, formats, ways):
         try:

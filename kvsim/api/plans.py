@@ -107,11 +107,9 @@ def _plan_service(inputs: Inputs, deployments: list[Deployment]) -> Result[Servi
             return None
         try:
             other = Inputs(inputs.command, {**inputs.given, **changes})
-            asked = _build_question(other, deployments if shorter else build_deployments(other))
+            return _build_question(other, deployments if shorter else build_deployments(other))
         except (InputError, InfeasibleError):
             return None
-        kept = set(search.q.raised) - set(changes)
-        return asked.under(**{name: getattr(search.q.asked, name) for name in kept})
 
     search = raise_defaults(ServiceSearch(question))
     found = search.solve()

@@ -21,6 +21,8 @@ from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.alternatives import NoPlanError, PlanRemedy, ask_on
 from kvsim.planner.load import Carried, Load
 from kvsim.planner.question import (
+    DEFAULT_TPOT,
+    DEFAULT_TTFT,
     GGUF,
     GIB,
     Question,
@@ -97,9 +99,11 @@ class Freed:
         options: Mapping[str, str],
         lossy: bool = False,
     ) -> "Freed":
-        """Return the question with further options changed."""
+        """Return the question with further options changed, and the defaults that go with them."""
         search = to if isinstance(to, ServiceSearch) else ServiceSearch(to, self.search)
-        return Freed(search, self.ask, {**self.changes, **options}, self.lossy or lossy)
+        changes = {**self.changes, **options}
+        search = search if set(TARGETS) & set(changes) else raise_defaults(search)
+        return Freed(search, self.ask, changes, self.lossy or lossy)
 
     def after(self, kind: str = "", *kinds: str) -> "Iterator[Freed]":
         """Yield the question after every change of one kind, then of the next, and so on."""
@@ -186,8 +190,9 @@ def explain_no_service(search: ServiceSearch, ask: Ask) -> NoPlanError:
     first = [x for x in (fitting, next(iter([*same, *kept]), None)) if x is not None]
     remedies = [x.remedy for x in (*first, *(x for x in kept if x not in first))]
     nearest = first[0].search.choose() if first else None
-    if nearest is not None:
-        remedies[0] = replace(remedies[0], gives=nearest.carried)
+    if nearest is not None:  # whose layout may be another than that of the first estimate
+        first[0].found = nearest
+        remedies[0] = first[0].remedy
     return NoPlanError(
         f"no plan meets the targets: {describe_obstacle(search)}",
         remedies,
@@ -213,23 +218,28 @@ def raise_defaults(search: ServiceSearch) -> ServiceSearch:
         would come more slowly than anybody reads.
     """
     question = search.q
+    usual = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}
+    usual = {name: limit for name, limit in usual.items() if name not in question.given}
     some = [c for q in question.deployments if (c := search.plain_or_best(q)) is not None]
     quickest = min(some, key=lambda c: search.times_alone(c)["ttft"], default=None)
-    least = search.idle_times(quickest.question) if quickest is not None else None
+    least = (search.idle_times(quickest.question) if quickest is not None else None) or {}
     raised = {
-        name: round_up(RAISED * value)
-        for name, value in (least or {}).items()
-        if name not in question.given and getattr(question.asked, name) < RAISED * value < np.inf
+        name: round_up(RAISED * least[name])
+        for name, limit in usual.items()
+        if limit < RAISED * least.get(name, 0.0) < np.inf
     }
-    if not raised or raised.get("tpot", 0.0) > SLOWEST_READING:
+    raised = {} if raised.get("tpot", 0.0) > SLOWEST_READING else raised
+    targets = usual | raised
+    if all(getattr(question.asked, name) == limit for name, limit in targets.items()):
         return search
-    return search.under(raised, tuple(sorted(raised)))
+    return search.under(targets, tuple(sorted(raised)))
 
 
 def describe_asked(question: ServiceQuestion) -> str:
     """Which targets are kvsim's own, as none were given, and what the requests look like."""
     own = {
         name: f"{name.upper()} {format_seconds(getattr(question.asked, name))}"
+        + (" (raised to twice that of an idle server)" if name in question.raised else "")
         for name in TARGETS
         if name not in question.given
     }
@@ -339,10 +349,7 @@ def _experts_may_move(question: Question) -> bool:
 
 
 def _fit(before: Freed) -> Iterator[Freed]:
-    """What does not fit, with experts or layers in host memory, or with requests of equal lengths.
-
-    Default targets leave room for load then, too.
-    """
+    """What does not fit, with experts or layers on the host, or with requests of equal lengths."""
     search, question = before.search, before.q
     first, load = question.deployments[0], question.load
     if any(search.idle_times(q) is not None for q in question.deployments):
@@ -360,8 +367,7 @@ def _fit(before: Freed) -> Iterator[Freed]:
     asked = before.ask(changes) if changes else None
     if asked is None:
         return
-    freed = before.changed(asked, changes, "weights" in changes)
-    yield before.changed(raise_defaults(freed.search), changes, freed.lossy)
+    yield before.changed(asked, changes, "weights" in changes)
 
 
 def _keep_on_host(question: Question, length: int) -> dict[str, str]:
@@ -643,7 +649,7 @@ def explain_choice(search: ServiceSearch, ask: Ask) -> Iterator[Otherwise]:
         longest = question.deployments[0].deployment.model.max_context
         asked = ask({"prompt": str(mean)}) if mean + question.load.generate <= longest else None
         if asked is not None:
-            other = ServiceSearch(without_refused(asked), search)
+            other = raise_defaults(ServiceSearch(without_refused(asked), search))
             yield Otherwise(f"--prompt {mean}", other.choose())
 
 

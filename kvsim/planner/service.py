@@ -110,7 +110,7 @@ class ServiceQuestion:
     given
         Targets that the user set; the others are kvsim's defaults.
     raised
-        Default targets that are longer than usual, as the usual ones are out of reach.
+        Default targets that are longer than usual, as the usual ones leave no room for load.
     """
 
     deployments: tuple[Question, ...]
@@ -331,7 +331,9 @@ class ServiceSearch:
         self._known: _Evaluations = before._known if before else _Evaluations()
         self._known.kept.append(question)
 
-    def under(self, times: Mapping[str, float], raised: tuple[str, ...] = ()) -> "ServiceSearch":
+    def under(
+        self, times: Mapping[str, float], raised: tuple[str, ...] | None = None
+    ) -> "ServiceSearch":
         """Return the same search under other targets, with what is known whatever they are.
 
         Parameters
@@ -339,10 +341,12 @@ class ServiceSearch:
         times
             The targets by name. [s]
         raised
-            Which of them are defaults that were out of reach.
+            Which of them are defaults that were raised; as before if None.
         """
         question = self.q.under(**times)
-        other = ServiceSearch(replace(question, raised=raised or question.raised), self)
+        other = ServiceSearch(
+            replace(question, raised=question.raised if raised is None else raised), self
+        )
         pairs = zip(self.q.deployments, other.q.deployments, strict=True)
         moved = {id(before): after for before, after in pairs}
         self._known.tables |= {

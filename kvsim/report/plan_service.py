@@ -263,11 +263,14 @@ def _nearest(near: PlayedOption, option: str) -> str:
         if found["p90"]
     ]
     found = near.candidate.evidence
-    run = f"{_run(c)} serves at least {_rate(c.per_s)} requests/s"
+    limits = {"TTFT": c.asked.ttft, "TPOT": c.asked.tpot}
+    kept = [f"{name} {units.seconds(x)}" for name, x in limits.items() if isfinite(x)]
+    within = f" within {' and '.join(kept)}" if kept else ""
+    run = f"{_run(c)} serves at least {_rate(c.per_s)} requests/s{within}"
     loss = "" if found.kind == "lossless" else f"; {phrase_loss(found)}"
     of_target = option.startswith(("--ttft", "--tpot")) and c.asked.sure > 0.5
     margin = MARGIN if of_target else ""
-    return f"Nearest plan, with {option}{margin}: {run}, {', '.join(times)}{loss}."
+    return f"Nearest plan, with {option}{margin}: {run}; {', '.join(times)}{loss}."
 
 
 def _answer(plan: ServicePlan) -> Answer:
@@ -306,10 +309,11 @@ def _sentence(plan: ServicePlan) -> str:
     c, asked = plan.choice.carried, plan.question.asked
     usual, raised = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}, plan.question.raised
     own = {name for name, limit in usual.items() if getattr(asked, name) == limit}
+    idle = f"an idle server's p{100 * asked.share:g}, margin included"
     targets = [
         f"{name.upper()} {units.seconds(getattr(asked, name))}"
         + (" (default)" if own == {name} else "")
-        + (" (twice an idle server's p90)" if name in raised else "")
+        + (f" (raised: twice {idle})" if name in raised else "")
         for name in usual
         if isfinite(getattr(asked, name))
     ]

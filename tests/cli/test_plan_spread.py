@@ -15,6 +15,8 @@ def asked(**degrees: str) -> list[str]:
 def test_what_can_be_built_is_compared_few_gpus_first() -> None:
     assert asked(dp="1,2", ep="1,2") == ["", "dp 2", "dp 2, ep 2"]  # one GPU has no two groups
     assert asked(tp="2,1", pp="2") == ["tp 2, pp 2", "pp 2"]  # as typed
+    eight = asked(model="mixtral-8x7b", tp="auto")  # experts, which 16 GPUs cannot divide
+    assert {"tp 8", "tp 8, ep 8", "tp 16"} <= set(eight) and "tp 16, ep 16" not in eight
 
 
 @pytest.mark.parametrize(

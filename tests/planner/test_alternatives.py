@@ -350,7 +350,7 @@ def test_an_engine_that_is_asked_for_is_the_one_whose_command_is_given_once() ->
     apart = " ".join(run(*point, "--stack", "vllm").out.split())
     assert "`--stack sglang` predicts SGLang's" in apart
     pasted = " ".join(run(*point, "--emit", "sglang").out.split())
-    assert pasted.count("--max-running-requests") == 2  # in the verdict, and to paste
+    assert pasted.count("--max-running-requests") == 1
 
 
 def test_a_front_shows_no_plan_that_hardly_differs_from_the_one_before() -> None:

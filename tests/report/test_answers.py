@@ -112,7 +112,7 @@ def test_an_engine_command_is_pasted_as_one_line() -> None:
         ("--model llama3.1-8b --gpu h100,l40s", "--gpu l40s: "),
         (
             "--model llama3.1-8b --gpu rtx3090 --weights int4 --prompt 64k --lengths equal",
-            "(twice an idle server's p90)",
+            "(raised: twice an idle server's p90, margin included)",
         ),
     ],
 )
