@@ -172,9 +172,10 @@ def make_result(
 def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
     """The choice and what it is first compared with.
 
-    That is a layout that carries more, other cards and weights that were named, advice on weights,
-    another layout, and full KV.
+    That is techniques that were named, a layout that carries more, other cards and weights that
+    were named, advice on weights, another layout, and full KV.
     """
+    only = plan.choice.candidate.question.admission.only
 
     def order(row: Row) -> tuple[bool, ...]:
         spread = any(row.get(key) != rows[0].get(key) for key in ("tp", "pp", "dp", "ep"))
@@ -183,9 +184,12 @@ def _shorten_table(rows: Sequence[Row], plan: ServicePlan, most: int) -> Table:
         new = key not in seen
         seen.add(key)
         changed = (new and row[name] != rows[0][name] for name in ("gpu", "weights"))
-        first = (row is rows[0], better, *changed, spread, row["technique"] == "full")
+        named = row["technique"] in only and row["technique"] not in techniques
+        techniques.add(row["technique"])
+        first = (row is rows[0], named, better, *changed, spread, row["technique"] == "full")
         return tuple(not x for x in first)
 
+    techniques = {rows[0]["technique"]}
     seen: set[tuple[str, str]] = {(rows[0]["gpu"], rows[0]["weights"])}
     some = [row for _, row in sorted(zip(map(order, rows), rows, strict=True), key=lambda x: x[0])]
     some = [row for row in rows if row in some[:most]]
@@ -279,7 +283,7 @@ def _answer(plan: ServicePlan) -> Answer:
     exact = f"Without the error margin: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
-        [_sentence(plan), plan.question.load.caution, *(money if asked else [])],
+        [_sentence(plan), plan.question.load.caution, _refused(plan), *(money if asked else [])],
         [_trace(plan), exact if plan.stretch > c.per_s * 1.005 else "", *([] if asked else money)],
     )
     return Answer(
@@ -308,12 +312,14 @@ def _sentence(plan: ServicePlan) -> str:
     """
     c, asked = plan.choice.carried, plan.question.asked
     usual, raised = {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}, plan.question.raised
-    own = {name for name, limit in usual.items() if getattr(asked, name) == limit}
-    idle = f"an idle server's p{100 * asked.share:g}, margin included"
+    given = plan.question.given
+    own = {x for x, limit in usual.items() if x not in given and getattr(asked, x) == limit}
+    last = next((name for name in reversed(usual) if name in raised), "")
+    idle = f" (raised: twice an idle server's p{100 * asked.share:g}, margin included)"
     targets = [
         f"{name.upper()} {units.seconds(getattr(asked, name))}"
         + (" (default)" if own == {name} else "")
-        + (f" (raised: twice {idle})" if name in raised else "")
+        + (idle if name == last else "")
         for name in usual
         if isfinite(getattr(asked, name))
     ]
@@ -338,6 +344,19 @@ def _sentence(plan: ServicePlan) -> str:
     room = MAX_VERDICT_WORDS - len(plan.question.load.caution.split())
     fits = (way for way in ways if len(way.split()) <= room)
     return next(fits, f"{what}.")
+
+
+def _refused(plan: ServicePlan) -> str:
+    """How many requests the choice cannot hold, in a sentence; empty if none."""
+    share = _share_refused(plan.choice)
+    return (
+        f"{units.percent(share)} of requests exceed its KV cache and are refused." if share else ""
+    )
+
+
+def _share_refused(option: PlayedOption) -> float:
+    """Share of requests that are larger than an option's KV cache, none of which count as kept."""
+    return option.carried.refused / len(option.carried.load.requests)
 
 
 def _run(found: Carried) -> str:
@@ -655,6 +674,9 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             told += f", but needs {needs}: {_loss(known)}" if guessed else f"; {admitted}"
         elif known.kind != "lossless":
             told += f"; {_loss(known)}"
+        if a.option.carried.refused != plan.choice.carried.refused:
+            share = _share_refused(a.option)
+            told += f"; refuses {f'{units.percent(share)} of requests' if share else 'none'}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None:
         more = compare_options(plan.question, plan.choice, plan.research)
