@@ -333,7 +333,7 @@ def _write_verdicts(fit: "RunFit") -> list[str]:
     for verdict_, said in words.items():
         keys = [key for key, each in fit.verdicts.items() if each == verdict_]
         if keys:
-            more = " A run with quiet and busy stretches and prompts of several lengths would."
+            more = " A run with varying load and prompt lengths would determine them."
             found.append(f"{said}: {', '.join(keys)}.{more if verdict_ == 'not told' else ''}")
     return found
 

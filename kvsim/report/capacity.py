@@ -606,27 +606,22 @@ def _describe_robustness(answer: Row) -> list[str]:
     kept = [f"at {join_words(met)} times"] if met else []
     kept += [name for name, x in losses.items() if x["met"]]
     missed = {name: x for name, x in cases.items() if not x["met"]}
-    said = f"{join_words(kept)} the fleet still meets the targets" if kept else ""
-    if missed and any(x["probability"] is not None for x in cases.values()):
-        likely = {n: p for n, x in missed.items() if (p := x["probability"]) is not None}
-        if kept:
-            each = [f"{n} with a probability of {likelihood(p)}" for n, p in likely.items()]
-            said += f"; {join_words(each)}"
-        else:
-            each = [f"{likelihood(p)} {name}" for name, p in likely.items()]
-            said = f"probability of meeting the targets: {', '.join(each)}"
+    whole = "Without headroom or losses besides, the" if _needed(answer) else "The"
+    told = [f"{whole} fleet still meets the targets {join_words(kept)}."] if kept else []
+    likely = {n: p for n, x in missed.items() if (p := x["probability"]) is not None}
+    if likely:
+        each = [f"{likelihood(p)} {name}" for name, p in likely.items()]
+        besides = "Without headroom or losses besides: p" if _needed(answer) and not kept else "P"
+        told.append(f"{besides}robability of meeting the targets: {', '.join(each)}.")
     elif missed:
-        told = []
+        misses = []
         for name, x in missed.items():
             waits = f" (TTFT {_wait_of(x, 'ttft_s')}, TPOT {_wait_of(x, 'tpot_s')})"
-            told.append(f"{name}{'' if x['within'] else waits}")
-        misses = join_words(told)
-        said += f"; it misses them {misses}" if kept else f"the fleet misses the targets {misses}"
-    if not said:
-        return []
-    said = said.replace(" times", " times the load", 1)
-    said = f"without headroom or losses besides, {said}" if _needed(answer) else said
-    return [f"{said[0].upper()}{said[1:]}."]
+            misses.append(f"{name}{'' if x['within'] else waits}")
+        told.append(
+            f"{'It' if kept else whole + ' fleet'} misses the targets {join_words(misses)}."
+        )
+    return [" ".join(told).replace(" times", " times the load", 1)] if told else []
 
 
 def _wait_of(times: Row, name: str) -> str:

@@ -584,7 +584,7 @@ def list_unused(
     if drafting and not drafted:
         able = [t.name for t in drafting if asked.has_drafter(t, deployment)]
         no = "no MTP module; EAGLE-3 acceptance was measured on other models only: --acceptance"
-        yield f"speculation ({f'{able[0]} carries less' if able else no})"
+        yield f"speculation ({f'{able[0]} serves fewer requests/s' if able else no})"
     formats = {q.deployment.weights for q in questions}
     lossy = {q.deployment.weights: q.weights_evidence for q in questions if q.weights_lose}
     narrower = [name for name in narrower_formats(deployment) if name not in formats]
