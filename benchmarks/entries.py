@@ -11,7 +11,9 @@ MIN_SPREAD_ROWS = 3  # rows below which a spread says little
 PLACES: Final = "hazen"
 """Where n sorted rows stand among the quantiles: in the middle of n equal shares, as in
 ``weighted_range``. NumPy's default puts the first and the last at the very ends, as if no further
-row could lie beyond them: of eight rows, 62 % of the next ones would lie within its 80 %."""
+row could lie beyond them: of eight rows, 62 % of the next ones would lie within its 80 %. Weibull's
+places held 85 % of all runs and were wider. Lines of kernels and papers in the ledger still have
+NumPy's quantiles, until their fits are run again."""
 
 
 def entry_of(predicted: Array, measured: Array, *, tail: float = 0.1, **fields: str) -> LedgerEntry:
