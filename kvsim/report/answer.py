@@ -125,10 +125,12 @@ class Answer:
                 lines = [*lines[:changes], f"{len(cut)} more with --verbose."]
             if heading == "How to run it" and (found := COMMAND.match(lines[0])):
                 engine, line, needs = found.groups()
+                lines = lines[1:]
                 if command:
                     blocks += [f"How to run it with {engine}{needs or ''}:", Command(line)]
-                blocks += [Items(lines[1:])] if lines[1:] else []
-                continue
+                    blocks += [Items(lines)] if lines else []
+                if command or not lines:
+                    continue
             single = len(lines) == 1
             blocks += (
                 [Hanging(f"{heading}: {lines[0]}")] if single else [f"{heading}:", Items(lines)]

@@ -554,7 +554,11 @@ def _left_out(plan: ServicePlan) -> Iterator[str]:
     }
     for name in dict.fromkeys(q.deployment.weights for q in questions if not q.weights_lose):
         if name not in told:
-            yield f"{name} weights (they carry less)"
+            of_it = [q for q in questions if q.deployment.weights == name]
+            fit = any(full_weights(q.deployment) <= q.limits.gpu_memory for q in of_it)
+            # with --total-gpus, ``missing`` is not known
+            less = "carry less or miss the targets" if plan.question.total_gpus else "carry less"
+            yield f"{name} weights (they {less if fit else 'do not fit'})"
     yield from list_unused(asked, d, drafted, questions, plan.narrower is not None)
 
 

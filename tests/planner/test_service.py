@@ -88,6 +88,12 @@ def test_total_gpus_reach_the_best_of_all_layouts_by_exhaustion() -> None:
     assert found.choice.value >= 0.97 * max(o.value for o in played if o is not None)
 
 
+def test_a_format_that_does_not_fit_the_total_of_gpus_is_not_said_to_carry_less() -> None:
+    asked = {"weights": "fp16,fp8", "lossy": True, "only": "full", "total_gpus": 1}
+    found = kvsim.plan("qwen2.5-32b", "l40s", **asked)
+    assert "fp16 weights (they do not fit)" in found.answer.left_out
+
+
 def test_explained_turns_are_what_asking_directly_answers() -> None:
     found = kvsim.plan(model="llama3.1-8b", gpu="l40s", total_gpus=2, only="full").found
     assert isinstance(found, ServicePlan)
