@@ -71,12 +71,15 @@ def test_copies_and_cached_properties_work() -> None:
     assert repr(shape) == "Shape(rows=3, columns=4, values=[], scale=1.0)"
 
 
-def test_a_prediction_cannot_be_changed() -> None:
-    found: Any = kvsim.predict("llama2-7b", "a6000").found
-    deployment = found[0].deployment
-    with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
-        deployment.tp = 8
-    assert deployment.tp == deployment.gpus == 1
+def test_a_prediction_and_a_plan_cannot_be_changed() -> None:
+    predicted: Any = kvsim.predict("llama2-7b", "a6000").found
+    planned: Any = kvsim.plan(
+        "llama2-7b", "a6000", offline=True, prompt=1024, generate=8, only="full"
+    ).found
+    for deployment in (predicted[0].deployment, planned.choice.deployment):
+        with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
+            deployment.tp = 8
+        assert deployment.tp == deployment.gpus == 1
 
 
 def test_a_field_may_have_any_name() -> None:

@@ -345,7 +345,8 @@ class Result(Generic[Found]):
         Returns
         -------
         pandas.DataFrame
-            One line per row; ``attrs["units"]`` has the unit of each numeric column.
+            One line per row; ``attrs["units"]`` has the unit of each column of numbers, also where
+            no row has a value.
 
         Raises
         ------
@@ -356,7 +357,9 @@ class Result(Generic[Found]):
         from pandas import DataFrame
 
         found = DataFrame([flatten(row) for row in self.rows])
-        units = {str(name): unit_of(str(name)) for name in found.select_dtypes("number").columns}
+        other = found.dropna(axis="columns", how="all").select_dtypes(exclude="number")
+        names = [str(name) for name in found if name not in other]
+        units = {name: unit_of(name) for name in names}
         found.attrs.update(units=units, command=self.command, kvsim=__version__)
         return found
 

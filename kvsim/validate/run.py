@@ -34,7 +34,8 @@ class Generation(RunningGeneration):
     Raises
     ------
     InputError
-        If prompts and generated tokens are more than the decoder was made for.
+        If prompts differ in length, or with the generated tokens are more than the decoder was made
+        for.
     """
 
     def __init__(

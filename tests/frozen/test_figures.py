@@ -21,6 +21,8 @@ ASKED = {
     "--only full,kivi --lossy --explain --pareto --report page.html",
     "simulate": "simulate --model llama2-7b --gpu a6000 --prompt 600 --generate 90 --rate 4 "
     "--hours 0.01 --compare full,kivi --report page.html",
+    "simulate targets": "simulate --model llama2-7b --gpu a6000 --trace own.csv --ttft 60ms "
+    "--tpot 30ms --check --report page.html",
     "simulate loads": "simulate --model llama3.1-8b --gpu a100-80g --prompt 2k --generate 300 "
     "--rate 2,50 --hours 0.02 --report page.html",
     "capacity": "capacity --model llama2-7b --gpus a6000,l4 --prompt 600 --generate 30 --rate 4 "
@@ -102,7 +104,7 @@ def test_frames_have_every_number_of_the_json(name: str) -> None:
     assert long[long["quantity"].str.endswith("ttft_s")]["unit"].eq("s").all()
     wide = found.frame()
     units = wide.attrs["units"]
-    assert all(units[name] == "s" for name in wide.select_dtypes("number") if "ttft_s" in name)
+    assert all(units[name] == "s" for name in wide if "ttft_s" in name)
     for row, line in zip(found.rows, wide.to_dict("records"), strict=True):
         assert {*numbers(row)} <= {*line.values()}
     assert found.to_dict() == found.envelope()

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
@@ -74,3 +75,8 @@ def apart(run: Generation, other: Generation, sequence: int) -> torch.Tensor:
     until = int(differs[0]) + 1 if len(differs) else len(run.tokens[sequence])
     off = logits_of(run, sequence)[:until] - logits_of(other, sequence)[:until]
     return off.abs().nan_to_num(torch.inf).amax(-1)
+
+
+def test_prompts_of_unlike_lengths_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"^prompts: got 5 and 7 tokens; .* one length;.*$"):
+        Generation(decoder("llama"), parse("full"), prompts(5, 7), 2)

@@ -72,7 +72,7 @@ class Pass:
         Parameters
         ----------
         prompt
-            Length of the longest prompt. [tokens]
+            Length of each prompt. [tokens]
         sequences
             Sequences of the part of the batch that passes together.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.validate.counter import Kind
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.transfer import to_device
@@ -47,6 +48,11 @@ class RunningGeneration(ABC):
         Generated tokens, (batch, generate).
     prompt_tokens
         All prompts, (batch, prompt).
+
+    Raises
+    ------
+    InputError
+        If there is no prompt, or prompts differ in length.
     """
 
     def __init__(
@@ -61,6 +67,12 @@ class RunningGeneration(ABC):
         self.decoder, self.prompts, self.generate = decoder, prompts, generate
         self.temperature, self.keep = temperature, keep
         device = decoder.device
+        lengths = sorted({len(prompt) for prompt in prompts})
+        if len(lengths) != 1:
+            got = " and ".join(map(str, lengths)) or "no"
+            raise InputError(
+                f"prompts: got {got} tokens; expected prompts of one length; run each length apart"
+            )
         # made once and before any clock runs: Python takes 2 ms to convert 8,192 tokens
         self.prompt_tokens = torch.tensor(prompts, device=device)
         self.batch, self.prompt = self.prompt_tokens.shape

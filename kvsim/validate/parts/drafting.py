@@ -235,7 +235,7 @@ class Drafter:
         Parameters
         ----------
         keys, values
-            (batch, KV heads, longest prompt, dim).
+            (batch, KV heads, prompt, dim).
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:

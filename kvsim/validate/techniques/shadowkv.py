@@ -62,7 +62,7 @@ class Lowrank(KvStore):
         Parameters
         ----------
         prompt
-            Tokens of the longest prompt. [tokens]
+            Tokens of each prompt. [tokens]
         """
         room, numbers = self.room, self.room.heads * self.room.dim
         shape = (room.sequences, prompt, self.rank)
