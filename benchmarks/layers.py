@@ -3,7 +3,7 @@
     python -m benchmarks.layers DIR [--plans 40] [--seed 16] [--windows 8] [--prompt 256]
         [--scored 16]
 
-Measures SmolLM2-135M layer by layer (``kvsim validate --quality --per-layer``), draws plans that
+Measures SmolLM2-135M layer by layer (``kvsim validate quality --per-layer``), draws plans that
 nothing was fitted to, and runs them on the same weights. All goes into DIR as soon as it is
 measured; the same call goes on where an earlier one was stopped.
 """

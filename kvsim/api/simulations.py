@@ -300,17 +300,22 @@ def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
 
 
 def _find_sufficient(replay: TraceRun, row: Row) -> int:
-    """The number of replicas that keeps up with what overloads a run; 0 if it was not found."""
+    """The fewest replicas that keep up with what overloads a run; 0 if none were found."""
     arrive = arrival_rate(replay.requests)
     if not is_overloaded(row) or arrive is None:
         return 0
-    count = max(count_replicas(row, arrive), replay.replicas + 1)
-    for _ in range(MOST_TRIED if replay.rates is None else 0):
+
+    def keeps_up(count: int) -> bool:
         more = replace(replay, replicas=count, otherwise=())
-        found = more.result(None, False, False)["row"]
-        if not is_overloaded(found):
+        return not is_overloaded(more.result(None, False, False)["row"])
+
+    few, count = replay.replicas, max(count_replicas(row, arrive), replay.replicas + 1)
+    for _ in range(MOST_TRIED if replay.rates is None else 0):
+        if keeps_up(count):  # a short run completes less a second than it could
+            while count - 1 > few and keeps_up(count - 1):
+                count -= 1
             return count
-        count += ceil(count / 10)
+        few, count = count, count + ceil(count / 10)
     return 0
 
 

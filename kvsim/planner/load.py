@@ -43,7 +43,6 @@ DIPS = (1, 2, 3, 5)
 (seed 77 of benchmarks/plans.py), 1, 1 and 9 %."""
 NEXT_RATE = 1.03  # ratio of the first rate tried to one that is kept
 RATE_STEP = 1.01  # ratio of two rates between which the search stops
-QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
 MAX_REPLICAS = 512
 IDLE = 1e-4  # of what seems possible: a rate at which requests hardly ever meet
 
@@ -344,20 +343,11 @@ class RateSearch:
     def kept(self, costs: StepCosts, per_s: float) -> float:
         """Share of the requests within both targets at a rate; none where the queue only grows."""
         o = self.play(costs, per_s)
-        if not np.isfinite(self.asked.ttft) and self._falls_behind(o):
-            return 0.0
+        if not np.isfinite(self.asked.ttft):  # no TTFT shows that the queue grows
+            latency = o.latency_s
+            if not np.isfinite(latency).all() or o.grows(latency):
+                return 0.0
         return float(o.meets_targets.mean())
-
-    def _falls_behind(self, outcome: Outcome) -> bool:
-        """Whether requests come faster than they are served, which no TTFT shows."""
-        latency = outcome.latency_s
-        if not np.isfinite(latency).all():
-            return True
-        if len(latency) < 4:  # too few to have a first and a last quarter
-            return False
-        span = float(outcome.run.requests.duration)
-        first, last = (float(np.median(x)) for x in np.array_split(latency, 4)[::3])
-        return last > first + QUEUE_GROWTH * span
 
     def largest(
         self,

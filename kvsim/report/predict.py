@@ -1,7 +1,7 @@
 """The result of ``kvsim predict``: a row for each prediction, and a verdict."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
@@ -57,6 +57,7 @@ from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
+AT_SHARE = "at the engines' default share of memory"
 BEYOND_SHARE = "needs more GPU memory than engines use by default"
 MARKED = f"{BEYOND_SHARE}; it takes"  # begins a note on how much it takes
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
@@ -64,6 +65,7 @@ MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
 MAX_POOLS = 3  # techniques of which the KV pool is told
 MANY_ROWS = 6  # above which notes and measurements are shown with --verbose only
+MAX_FALLBACK = 4  # points of which each is told that only one technique fits
 MAX_NOTES = 2  # notes and assumptions that a terminal shows
 OF_BATCHES = (
     "TTFT: whole batch, idle GPU; decode tok/s: batch / TPOT; output tok/s: with prefill; "
@@ -119,6 +121,7 @@ def predict_points(
         made = Clients
     left_out = []
     found: list[Prediction] = []
+    batches, prompts, generates = (list(dict.fromkeys(x)) for x in (batches, prompts, generates))
     column = np.array(batches, dtype=float)
     for t in techniques:
         reason = t.refuses_released(deployment)
@@ -377,7 +380,7 @@ def _table(rows: Sequence[Row]) -> Table:
         mark = "" if row["fits"] else " !"
         return f"{size}{' *' if _is_beyond_share(row) else mark}"
 
-    points = {_point(row): row for row in rows if row["technique"] == "full"}
+    points = {_point(row): row for row in rows if row["technique"] == "full" and row["fits"]}
     drafts = points and any("acceptance" in row["params"] for row in rows)
 
     def write_ratio(row: Row) -> str:
@@ -610,14 +613,16 @@ def _describe_single_point(row: Row, prediction: Prediction) -> str:
         needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}."]
         if row["max_batch"] and "concurrency" not in row:
             held, length = units.integer(row["max_batch"]), row["prompt"] + row["generate"]
-            needed.append(f"It holds {held} sequence{'s' * (held != '1')} of {length:,} tokens.")
+            share = f" {AT_SHARE}" if usual_share(prediction.deployment) < 1 else ""
+            many = "s" * (held != "1")
+            needed.append(f"It holds {held} sequence{many} of {length:,} tokens{share}.")
         needed.append(limit)
         # engines have no pool of what is kept elsewhere
         limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
-        return verdict(needed, limits[::-1] or [_note_max_batch(row)])
+        return verdict(needed, limits[::-1] or [_note_max_batch(row, prediction)])
     memory = f"{phrases.describe_memory(row)}{_note_memory_size(row, prediction)}"
     needed = [f"{what} does not fit: it needs {memory}."]
-    return verdict([*needed, _note_max_batch(row)])
+    return verdict([*needed, _note_max_batch(row, prediction)])
 
 
 def _note_memory_size(row: Row, prediction: Prediction) -> str:
@@ -630,10 +635,17 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
     return f" and the disk has {units.size(hardware.disk_memory)}"
 
 
-def _note_max_batch(row: Row) -> str:
-    if not row["max_batch"]:
+def _note_max_batch(row: Row, prediction: Prediction) -> str:
+    """How many sequences fit, at the default share of memory and, if none does, in all of it."""
+    held, most = row["max_batch"], int(prediction.max_batch[0])
+    if not most:
         return "Not even one such sequence fits."
-    return f"At most {units.integer(row['max_batch'])} such sequences fit."
+    count = held or most
+    fit = f"such sequence{'s fit' if count > 1 else ' fits'}"
+    if not held:
+        return f"At most {units.integer(most)} {fit} in all of the memory, none {AT_SHARE}."
+    share = f" {AT_SHARE}" if usual_share(prediction.deployment) < 1 else ""
+    return f"At most {units.integer(held)} {fit}{share}."
 
 
 def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
@@ -784,19 +796,38 @@ def _describe_grid(
     )
 
 
-def _describe_fallback(points: Iterable[Sequence[Row]], named: Mapping[int, str]) -> str:
-    """Where full KV is faster while it fits, and the only other technique fits beyond; or empty."""
+def _describe_fallback(points: Collection[Sequence[Row]], named: Mapping[int, str]) -> str:
+    """Where full KV is faster while it fits, and the only other technique fits beyond.
+
+    Empty where that is not so, where points differ in two ways, or where they are many.
+    """
+    sizes = {_point(row) for here in points for row in here}
+    varied = [
+        key
+        for i, key in enumerate(("batch", "prompt", "generate"))
+        if len({x[i] for x in sizes}) > 1
+    ]
+    if len(varied) > 1 or len(sizes) > MAX_FALLBACK:
+        return ""
+
+    def name_point(row: Row) -> str:
+        key = varied[0]
+        return _describe_load(row) if key == "batch" else f"{key} {units.integer(row[key])}"
+
     both, alone = [], []
     for here in points:
-        full, other = sorted(here, key=lambda row: row["technique"] != "full")
+        full = next((row for row in here if row["technique"] == "full"), None)
+        other = next((row for row in here if row["technique"] != "full"), None)
+        if full is None or other is None:
+            return ""
         if full["fits"] and other["fits"]:
             both.append((full, phrases.speed_ratio(full, other)))
         elif other["fits"]:
             alone.append(other)
     if not alone or not both or min(ratio for _, ratio in both) < 1 + phrases.EQUAL_SPEED:
         return ""
-    ratios = [f"{units.times(ratio)} as fast at {_describe_load(row)}" for row, ratio in both]
-    where = join_words([_describe_load(row) for row in alone])
+    ratios = [f"{units.times(ratio)} as fast at {name_point(row)}" for row, ratio in both]
+    where = join_words([name_point(row) for row in alone])
     return f"Full KV is {join_words(ratios)}; at {where}, only {named[id(alone[0])]} fits."
 
 
@@ -888,6 +919,8 @@ def _limits(row: Row, prediction: Prediction, name: str = "") -> list[str]:
     longest = min(fitting, max(d.model.max_context - generate, 0))
     beyond = f", as the context is {d.model.max_context:,}" if longest < fitting else ""
     told = room.tokens and room.concurrency <= row["max_batch"] + 1
+    beside = name and told  # the pool's share of memory is told before it in one line
+    share = f" {AT_SHARE}" if row["fits"] and longest < prediction.prompt and not beside else ""
     pools = (
         f"KV pool{whose} at {units.percent(room.share)} of GPU memory: "
         f"{phrases.describe_pool(room, d.dp)}, "
@@ -896,7 +929,7 @@ def _limits(row: Row, prediction: Prediction, name: str = "") -> list[str]:
     return [
         *([pools] if told else []),
         *(
-            [f"Longest prompt{'' if told else whose}{at}: {longest:,} tokens{beyond}."]
+            [f"Longest prompt{'' if told else whose}{at}{share}: {longest:,} tokens{beyond}."]
             if longest
             else []
         ),

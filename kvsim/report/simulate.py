@@ -89,7 +89,7 @@ HEADINGS = {
 }
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 FULL = 0.99  # share of KV memory from which it counts as full
-WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
+WAITING = 1.0  # median queue, or its growth, beyond which the load is more than is served [s]
 MANY = 3  # runs from which a terminal shows one table of the main figures
 MAX_STORED = 3  # runs of which each is told where prompt tokens were found
 TIERS = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "remote memory"}
@@ -288,6 +288,8 @@ def run_fields(outcome: Outcome) -> Row:
             "targets": {f"{k}_s": number(getattr(outcome.targets, k)) for k in ("ttft", "tpot")},
             "percentile": number(100 * outcome.targets.share),
             "basis": basis(outcome.run.costs.deployment),
+            "queue_grows": outcome.grows(outcome.queue_s, WAITING),
+            "busy_request_per_s": number(outcome.busy_request_per_s),
         },
         "over_time": {k: _round(v) for k, v in make_timeline(outcome.run).items()},
         "quantiles": {
@@ -489,21 +491,23 @@ def _describe_overload(row: Row, arrive: float | None) -> list[str]:
     if arrive is not None and taken < OVERLOADED * arrive:
         both = f"{units.rate(taken)} of {units.rate(arrive)}"
         count, played = count_replicas(row, arrive), row.get("sufficient_replicas")
-        need = f", so at least {count:,} replicas are needed" if count else ""
+        need = f", so at least {count:,} replicas are needed" if count > row["replicas"] else ""
         need = f"; {played:,} replicas keep up" if played else need
         return [f"Overloaded: the server completes {both} requests/s{need}."]
+    if (row["queue_s"]["p50"] or 0.0) <= WAITING:
+        return ["Overloaded: requests queue longer and longer."]
     return [f"Overloaded: requests queue for {units.seconds(row['queue_s']['p50'])} (median)."]
 
 
 def is_overloaded(row: Row) -> bool:
-    """Return whether the median request of a run waits so long that the server does not keep up.
+    """Return whether a server does not keep up: the median wait is long, or the queue grows.
 
     Parameters
     ----------
     row
         The row of the run.
     """
-    return bool((row["queue_s"]["p50"] or 0.0) > WAITING)
+    return bool(row.get("queue_grows") or (row["queue_s"]["p50"] or 0.0) > WAITING)
 
 
 def count_replicas(row: Row, arrive: float | None, taken: float | None = None) -> int:
@@ -518,14 +522,15 @@ def count_replicas(row: Row, arrive: float | None, taken: float | None = None) -
     arrive
         Arrival rate. [requests/s]
     taken
-        Rate that the replicas complete; by default that of the run. [requests/s]
+        Rate that the replicas complete; by default that of the run, or of its middle half if
+        that is more. [requests/s]
 
     Returns
     -------
     int
         0 if it is unknown.
     """
-    taken = taken or row["request_per_s"]
+    taken = taken or max(row["request_per_s"] or 0.0, row.get("busy_request_per_s") or 0.0)
     if not arrive or not taken:
         return 0
     accepted = 1 - int(row["refused"]) / int(row["requests"])
@@ -677,7 +682,8 @@ def _describe_cases(
     option = f"--{key.replace('_', '-')} {simplify(best['case'][key])}"
     times = f"TTFT p99 {_p99('ttft_s')(best)}, TPOT p99 {_p99('tpot_s')(best)}"
     if targets:
-        return verdict([*_describe_closest(rows, best, targets, option), f"It has {times}."])
+        has = "It has" if best["good_share"] else f"With {option}:"
+        return verdict([*_describe_closest(rows, best, targets, option), f"{has} {times}."])
     latency = units.seconds(best["latency_s"]["p50"])
     others = []
     for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
@@ -701,23 +707,30 @@ def _describe_closest(rows: Sequence[Row], best: Row, targets: str, option: str)
     same = f" ({join_words(equal)}: the same within {100 * TIE:g} %)" if equal else ""
     if keeps_targets(best):
         return [f"Use {option}: {share} of requests meet {targets}{same}."]
-    return [
-        f"No value of --{key.replace('_', '-')} meets {targets} for {of}. "
-        f"{option} comes closest, with {share}{same}."
-    ]
+    none = f"No value of --{key.replace('_', '-')} meets {targets} for {of}"
+    if not best["good_share"]:
+        return [f"{none}: with each, no request meets {'them' if ' and ' in targets else 'it'}."]
+    come = "come" if option.endswith("replicas") else "comes"
+    return [f"{none}. {option} {come} closest, with {share}{same}."]
 
 
 def _describe_replicas(rows: Sequence[Row], best: Row, targets: str) -> str:
     """How many replicas are needed, and why fewer are not enough."""
     count, share = best["replicas"], units.percent(best["good_share"] or 0.0)
-    needed = f"{count} replicas are needed" if count > 1 else "1 replica is enough"
+    tried = {row["replicas"] for row in rows}
+    option = f"{count} replica{'s' * (count > 1)}"
+    needed = f"{option} are needed" if count - 1 in tried else f"{option} are enough"
+    if count == 1:
+        needed = f"{option} is enough"
+    elif count == min(tried):
+        needed += ", the fewest tried"
     times = f"TTFT p99 {_p99('ttft_s')(best)}, TPOT p99 {_p99('tpot_s')(best)}."
     fewer = max(
         (row for row in rows if row["replicas"] < count), key=lambda r: r["replicas"], default=None
     )
     if targets and not keeps_targets(best):
-        option = f"{count} replica{'s' * (count > 1)}"
-        return verdict([*_describe_closest(rows, best, targets, option), times])
+        has = "" if best["good_share"] else f"With {option}: "
+        return verdict([*_describe_closest(rows, best, targets, option), f"{has}{times}"])
     less = ""
     if targets:
         said = f"{needed}: {share} of requests meet {targets}"
@@ -725,7 +738,8 @@ def _describe_replicas(rows: Sequence[Row], best: Row, targets: str) -> str:
             less = f", against {units.percent(fewer['good_share'])} with {fewer['replicas']}"
         return verdict([f"{said}{less}.", times])
     if is_overloaded(best):
-        return verdict([f"More than {count} replicas are needed.", times])
+        more = "replica is" if max(tried) == 1 else "replicas are"
+        return verdict([f"More than {max(tried)} {more} needed.", times])
     if fewer is not None:
         less = f"; {fewer['replicas']} {'are' if fewer['replicas'] > 1 else 'is'} overloaded"
     return verdict([f"{needed}{less}.", times])
@@ -805,7 +819,8 @@ def _describe_sought(
     ways = {
         "rate": f"{where} {keep} {targets}{of} up to {value}x the rate of {trace}",
         "req_s": f"{where} {keep} {targets}{of} up to {value} requests/s",
-        "replicas": f"{trace} needs at least {value} replicas of {each} to meet {targets}{of}",
+        "replicas": f"{trace} needs at least {value} replica{'s' * (value != '1')} of {each} "
+        f"to meet {targets}{of}",
         "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
         "host_cache": f"{where} {keep} {targets}{of} of {trace} {cache}",
     }
@@ -855,7 +870,7 @@ def _describe_loads(
     rows: Sequence[Row], where: str, met: str, arrivals: Sequence[float | None]
 ) -> str:
     """Which loads are more than the machine serves, and how much memory the others take."""
-    late = [i for i, row in enumerate(rows) if (row["queue_s"]["p50"] or 0.0) > WAITING]
+    late = [i for i, row in enumerate(rows) if is_overloaded(row)]
     some, kept = [rows[i] for i in late], [row for i, row in enumerate(rows) if i not in late]
     most = max((row["request_per_s"] or 0.0 for row in some), default=0.0)
     told = []

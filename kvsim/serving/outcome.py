@@ -38,6 +38,7 @@ from kvsim.serving.tables import COST_RESOURCES
 from kvsim.traces.requests import Requests
 
 MAX_LISTED_REFUSALS = 5  # refused requests that are listed
+QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -195,6 +196,34 @@ class Outcome:
             return None
         hours = self.duration_s / 3600
         return float(d.hardware.price * d.gpus * self.run.replicas.clock.size * hours)
+
+    @property
+    def busy_request_per_s(self) -> float:
+        """Completed requests per second, from the first quarter of them to the third.
+
+        The mean of a whole run is lower where it is short: it begins and ends with few requests.
+        """
+        ends = self.run.progress.last[self.finished]
+        early, late = np.quantile(ends, [0.25, 0.75]) if ends.size else (0.0, 0.0)
+        return float(0.5 * ends.size / (late - early)) if late > early else 0.0
+
+    def grows(self, times: Array, least: float = 0.0) -> bool:
+        """Return whether times grow over the run, as where more requests come than are served.
+
+        The median of the last quarter of the requests is compared with that of the first.
+
+        Parameters
+        ----------
+        times
+            A time of each request; those that are not finite are left out. (n,) [s]
+        least
+            Growth that is not counted, however short the run. [s]
+        """
+        known = times[np.isfinite(times)]
+        if known.size < 4:  # too few to have a first and a last quarter
+            return False
+        first, last = (float(np.median(x)) for x in np.array_split(known, 4)[::3])
+        return last - first > max(QUEUE_GROWTH * float(self.run.requests.duration), least)
 
     def gaps(self) -> dict[str, float | None]:
         """Quantiles of the time between tokens, to the 1 % of the histogram's bins. [s]"""

@@ -1,4 +1,4 @@
-"""`kvsim validate --quality`: what it prints and writes, and what it refuses before it starts."""
+"""`kvsim validate quality`: what it prints and writes, and what it refuses before it starts."""
 
 import json
 from pathlib import Path

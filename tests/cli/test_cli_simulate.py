@@ -128,6 +128,33 @@ def test_an_overload_is_told_with_the_replicas_that_keep_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("replicas", "asked", "said"),
+    [
+        ("2", (), "completes 4.32 of 7.74 requests/s; 3 replicas keep up."),
+        ("1,2", (), "More than 2 replicas are needed."),
+        ("1,2", (), "so at least 3 replicas are needed."),
+        ("1,2,3", (), "3 replicas are needed; 2 are overloaded."),
+        ("4,8", (), "4 replicas are enough, the fewest tried."),
+        ("1,8", (), "8 replicas are enough; 1 is overloaded."),
+        ("1,2", ("--ttft", "130ms"), "2 replicas come closest, with 8.6 %."),
+        ("1,2", ("--ttft", "1ms"), "with each, no request meets it. With 1 replica: TTFT p99"),
+    ],
+)
+def test_a_queue_that_grows_over_a_short_run_is_an_overload(
+    replicas: str, asked: tuple[str, ...], said: str
+) -> None:
+    """The median wait of two replicas is 0.35 s, as the run lasts 72 s."""
+    load = ("--prompt", "2k", "--generate", "300", "--rate", "8", "--hours", "0.02")
+    where = ("--model", "llama3.1-8b", "--gpu", "l40s", "--replicas", replicas)
+    assert said in " ".join(run("simulate", *where, *load, *asked).out.split())
+
+
+def test_one_replica_is_singular() -> None:
+    load = (*DRAWN_LOAD, "--rate", "0.2", "--ttft", "2s", "--find", "replicas")
+    assert "needs at least 1 replica of" in " ".join(run(*BASE, *load).out.split())
+
+
+@pytest.mark.parametrize(
     ("targets", "said"),
     [
         ((), "Use --max-seqs 32: E2E p50 is"),

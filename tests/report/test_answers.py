@@ -24,6 +24,44 @@ def said(*arguments: str) -> str:
     return " ".join(result.out.split())
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("full,offload --prompt 8k --batch 1,1,64", "3 of 4 points fit"),
+        ("full,offload --prompt 8k --batch 1,64", "at batch 64, only offload fits."),
+        (
+            "full,offload --prompt 16k,64k,128k",
+            "at prompt 16,000; at prompt 64,000 and prompt 128,000, only offload fits.",
+        ),
+        ("full,offload --prompt 16k,64k --batch 1,4", "offload is fastest at 3 of 4 points"),
+        (
+            "full --prompt 40000 --batch 4",
+            "At most 1 such sequence fits in all of the memory, none at the engines' default share",
+        ),
+        ("full --prompt 2k --batch 36", "At most 14 such sequences fit at the engines' default"),
+        (
+            "full --prompt 2k --batch 16",
+            "It holds 14 sequences of 2,128 tokens at the engines' default share of memory.",
+        ),
+        (
+            "full --prompt 2k --batch 16",
+            "Longest prompt at the engines' default share of memory: 1,850 tokens.",
+        ),
+    ],
+)
+def test_what_fits_is_told_for_each_point_and_share(asked: str, told: str) -> None:
+    technique, *sizes = asked.split()
+    where = ("--model", "llama3.1-8b", "--gpu", "a10", "--technique", technique)
+    assert told in said("predict", *where, *sizes)
+
+
+def test_a_ratio_to_full_kv_needs_full_kv_that_fits() -> None:
+    where = ("--model", "llama3.1-8b", "--gpu", "a10", "--prompt", "8k", "--batch", "1,64")
+    done = run("predict", *where, "--technique", "full,magicdec")
+    fits, beyond = (line.split() for line in done.out.splitlines() if line[:8] == "magicdec")
+    assert len(beyond) == len(fits) and "!" in beyond  # a mark, but no ratio
+
+
 def test_a_verdict_keeps_to_sixty_words() -> None:
     long = " ".join(["word"] * 40) + "."
     assert verdict(["First."], [long, long, "Last."]) == f"First. {long} Last."
