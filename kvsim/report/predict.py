@@ -611,14 +611,15 @@ def _describe_single_point(row: Row, prediction: Prediction) -> str:
     if row["fits"]:
         limit = phrases.explain_limit(row["bound_by"], row["generate"])
         needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}."]
-        if row["max_batch"] and "concurrency" not in row:
+        # engines have no pool of what is kept elsewhere
+        limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
+        pooled = bool(limits) and limits[0].startswith("KV pool")  # it tells the sequences
+        if row["max_batch"] and "concurrency" not in row and not pooled:
             held, length = units.integer(row["max_batch"]), row["prompt"] + row["generate"]
             share = f" {AT_SHARE}" if usual_share(prediction.deployment) < 1 else ""
             many = "s" * (held != "1")
             needed.append(f"It holds {held} sequence{many} of {length:,} tokens{share}.")
         needed.append(limit)
-        # engines have no pool of what is kept elsewhere
-        limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
         return verdict(needed, limits[::-1] or [_note_max_batch(row, prediction)])
     memory = f"{phrases.describe_memory(row)}{_note_memory_size(row, prediction)}"
     needed = [f"{what} does not fit: it needs {memory}."]
