@@ -35,7 +35,6 @@ DIFFER = {
     ("h2o", "prefill"): "the prompt is read in as many parts as its scores have room for",
     ("zipcache", "decode"): "steps that probe are drawn, here none",
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
-    ("mikv", "decode"): "a token is pushed down in some steps, here in every other",
     ("r-kv", "decode"): "a cut comes every few steps, here in one of six",
     ("xattention", "prefill"): "every row of blocks has kernels of its own",
     ("ngram", "decode"): "what a pass looks up follows from the text so far, here at random",

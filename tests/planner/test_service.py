@@ -161,11 +161,13 @@ def test_another_layout_and_narrower_weights_are_rows_with_their_reasons() -> No
 
 def test_a_target_that_a_request_alone_nearly_misses_is_said_to_leave_no_room() -> None:
     usual = plan(gpu="h100", only="full")
-    alone = ServiceSearch(usual.question).times_alone(usual.choice.candidate)["tpot"]
-    target = f"{1055 * alone:.3g}ms"
-    told = kvsim.plan(model="llama3.1-8b", gpu="h100", only="full", tpot=target)
+    search, choice = ServiceSearch(usual.question), usual.choice.candidate
+    alone, idle = search.times_alone(choice)["ttft"], search.idle_times(choice.question)
+    assert idle is not None
+    target = f"{1020 * idle['ttft']:.4g}ms"
+    told = kvsim.plan(model="llama3.1-8b", gpu="h100", only="full", ttft=target)
     barely = told.fields["barely_met"]
-    assert barely["target"] == "tpot" and barely["alone"] == pytest.approx(alone, rel=1e-6)
+    assert barely["target"] == "ttft" and barely["alone"] == pytest.approx(alone, rel=1e-6)
     assert barely["per_s"] > 2 * told.fields["load"]["requests_per_s"]
     assert "leaves almost no room for load" in told.answer.changes[0]
 

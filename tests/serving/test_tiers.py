@@ -106,7 +106,7 @@ def test_blocks_that_are_not_whole_blocks_of_the_trace_are_refused() -> None:
     with pytest.raises(InputError, match="--cache-block: got 48; expected a multiple of 32"):
         played(repeated(), host_cache=1e9, cache_block=48)
     plain = Requests(np.zeros(1), np.array([30]), np.array([5]))
-    with pytest.raises(InputError, match="the trace names no prefix blocks"):
+    with pytest.raises(InputError, match="the trace has no prefix blocks"):
         played(plain, host_cache=1e9)
 
 

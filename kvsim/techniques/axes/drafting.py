@@ -34,8 +34,8 @@ READS = ("upper", "streamingllm", "snapkv", "all")
 RING = Launches(draft={"attn": 30})
 DRAFTS_OVER = {
     "upper": Launches(decode={"attn": 2}),
-    "streamingllm": Launches(prefill={"compact": 15}, decode={"attn": 18}),
-    "snapkv": Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 9}),
+    "streamingllm": Launches(prefill={"compact": 16}, decode={"attn": 18}),
+    "snapkv": Launches(prefill={"observe": 9, "select": 10, "compact": 12}, decode={"attn": 9}),
     "all": Launches(decode={"attn": 5}),
 }
 

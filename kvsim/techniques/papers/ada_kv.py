@@ -20,7 +20,7 @@ class AdaKv(Snapkv):
     """
 
     name = "ada-kv"
-    launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 16})
+    launches = Launches(prefill={"observe": 9, "select": 24, "compact": 5}, decode={"attn": 16})
 
     def resident(self, at: LayerPass) -> Buffers:
         """Return the memory of each head's cached length, as a 32-bit integer. [B]"""

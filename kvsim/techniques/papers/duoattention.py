@@ -25,7 +25,7 @@ class Duoattention(Thinned):
     """
 
     name = "duoattention"
-    launches = Launches(prefill={"attn": 22, "compact": 8}, decode={"attn": 12})
+    launches = Launches(prefill={"attn": 22, "compact": 9}, decode={"attn": 12})
 
     retrieval: Number = param(0.5, "share of retrieval heads", high=1, whole=False)
     sink: Number = param(64, "first tokens kept by streaming heads [tokens]", high=1e7)

@@ -188,7 +188,7 @@ class Eagle(Tree):
     name = "eagle"
     like = "eagle3"
     fused = 3
-    launches = Launches(prefill={"attn": 3}, decode={"attn": 8})
+    launches = Launches(prefill={"attn": 2}, decode={"attn": 8})
 
     tokens: int = param(32000, "vocabulary of the draft head", low=1, high=1e6)
 
@@ -207,7 +207,7 @@ class Eagle3(Eagle):
     """
 
     name = "eagle3"
-    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
+    launches = Launches(prefill={"attn": 2}, decode={"attn": 7})
 
     gamma: int = param(3, "tokens drafted in a row per round", high=MOST_DRAFTS)
 
@@ -224,7 +224,7 @@ class Eagle2(Tree):
 
     name = "eagle2"
     like = "eagle3"
-    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
+    launches = Launches(prefill={"attn": 2}, decode={"attn": 7})
 
     gamma: int = param(6, "tokens drafted in a row per round", high=MOST_DRAFTS)
     width: int = param(10, "branches per draft pass", low=1, high=32)

@@ -23,7 +23,7 @@ class ExpectedAttention(PromptCut):
 
     name = "expected-attention"
     launches = Launches(
-        prefill={"query_spread": 21, "expect": 45, "select": 8, "compact": 5}, decode={"attn": 1}
+        prefill={"query_spread": 21, "expect": 33, "select": 8, "compact": 5}, decode={"attn": 1}
     )
 
     def score(self, at: LayerPass) -> list[Op]:

@@ -38,8 +38,8 @@ class Gear(Storage):
     # keys of a group of tokens share their scales, and factors are of whole blocks
     by_token = False
     launches = Launches(
-        prefill={"attn": 9, "quantise": 50, "power_iteration": 3},
-        decode={"attn": 40, "power_iteration": 3},
+        prefill={"attn": 9, "quantise": 44, "power_iteration": 3},
+        decode={"attn": 36, "power_iteration": 3},
     )
 
     bits: float = param(4, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)

@@ -46,8 +46,8 @@ class Guessed(Chosen):
     name = "guessed"
     preset = False
     launches = Launches(
-        prefill={"partial_keys": 25, "store_kv": 2},
-        decode={"attn": 4, "partial_keys": 4, "guess_query": 3, "guess": 5, "topk": 5, "fetch": 2},
+        prefill={"partial_keys": 19, "store_kv": 2},
+        decode={"attn": 4, "partial_keys": 4, "guess_query": 3, "guess": 1, "topk": 1, "fetch": 2},
     )
 
     budget: Number = param(400, "tokens fetched per head [tokens]", low=1, high=1e7, share=True)

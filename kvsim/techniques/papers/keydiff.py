@@ -19,7 +19,7 @@ class Keydiff(PromptCut):
     """
 
     name = "keydiff"
-    launches = Launches(prefill={"score": 15, "select": 8, "compact": 5}, decode={"attn": 1})
+    launches = Launches(prefill={"score": 5, "select": 8, "compact": 5}, decode={"attn": 1})
 
     def score(self, at: LayerPass) -> list[Op]:
         """Return the ops of the mean direction of the keys, and of each key's distance from it."""

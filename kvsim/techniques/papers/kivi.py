@@ -22,7 +22,7 @@ class Kivi(Storage):
     """
 
     name = "kivi"
-    launches = Launches(prefill={"attn": 3, "quantise": 50}, decode={"quantise": 17, "attn": 12})
+    launches = Launches(prefill={"attn": 3, "quantise": 44}, decode={"quantise": 17, "attn": 13})
 
     bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8, 16), gentler=1)
     group: int = param(32, "numbers that share a scale", low=8, high=1024, gentler=-1)

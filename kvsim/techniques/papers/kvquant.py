@@ -28,7 +28,7 @@ class Kvquant(Storage):
 
     name = "kvquant"
     launches = Launches(
-        prefill={"attn": 34, "quantise": 16, "outliers": 31},
+        prefill={"attn": 33, "quantise": 16, "outliers": 31},
         decode={"attn": 62, "quantise": 14, "outliers": 31},
     )
 

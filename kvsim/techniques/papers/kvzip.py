@@ -28,7 +28,7 @@ class Kvzip(PromptCut):
 
     name = "kvzip"
     launches = Launches(
-        prefill={"repeat": 20, "reconstruct": 8, "chunk_scores": 20, "select": 8, "compact": 5},
+        prefill={"repeat": 20, "reconstruct": 8, "chunk_scores": 10, "select": 8, "compact": 5},
         decode={"attn": 1},
     )
 

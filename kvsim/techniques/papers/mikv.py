@@ -34,8 +34,8 @@ class Mikv(WholeStorage):
     scored = True  # the whole score matrix is added up
     by_token = True  # a token's numbers are packed alone
     launches = Launches(
-        prefill={"balance": 15, "attn": 52, "scores": 9, "rank": 4, "quantise": 32},
-        decode={"balance": 1, "quantise": 49, "lowest": 6, "attn": 26, "scores": 24},
+        prefill={"balance": 15, "attn": 34, "scores": 9, "rank": 4, "quantise": 32},
+        decode={"balance": 1, "quantise": 30, "lowest": 6, "attn": 26, "scores": 16},
     )
 
     salient: Number = param(

@@ -22,7 +22,7 @@ class Minference(SparsePrompt):
     """
 
     name = "minference"
-    launches = Launches(prefill={"find_lines": 18, "rank_lines": 5, "attn": 32})
+    launches = Launches(prefill={"find_lines": 18, "rank_lines": 5, "attn": 18})
 
     vertical: int = param(1000, "columns that every query attends to [tokens]", low=1, high=1e6)
     slash: int = param(6096, "diagonals that every query attends to [tokens]", low=1, high=1e6)

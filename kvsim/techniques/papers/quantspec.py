@@ -94,7 +94,7 @@ class Hierarchical(Storage):
     name = "hierarchical"
     by_token = False  # keys of a group of tokens share their scales
     preset = False
-    launches = Launches(prefill={"attn": 3, "quantise": 56}, decode={"attn": 12, "quantise": 42})
+    launches = Launches(prefill={"attn": 3, "quantise": 50}, decode={"attn": 12, "quantise": 42})
 
     group: int = param(128, "numbers that share a scale", low=8, high=1024)
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)

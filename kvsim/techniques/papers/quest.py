@@ -28,7 +28,7 @@ class Quest(Chosen):
 
     name = "quest"
     launches = Launches(
-        prefill={"page_bounds": 14}, decode={"attn": 9, "page_bounds": 12, "bounds": 5, "topk": 9}
+        prefill={"page_bounds": 6}, decode={"attn": 9, "page_bounds": 12, "bounds": 5, "topk": 9}
     )
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)

@@ -32,8 +32,8 @@ class RKv(Bounded):
     name = "r-kv"
     per_head = True
     launches = Launches(
-        prefill={"redundancy": 53, "select": 5, "compact": 5},
-        decode={"attn": 4, "redundancy": 53, "select": 5, "compact": 5},
+        prefill={"redundancy": 41, "select": 5, "compact": 5},
+        decode={"attn": 1, "redundancy": 41, "select": 5, "compact": 5},
     )
 
     kept: Number = param(1024, "tokens kept after a cut [tokens]", low=1, high=1e7, share=True)

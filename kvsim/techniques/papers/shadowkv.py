@@ -29,7 +29,7 @@ class Landmarks(Chosen):
 
     name = "landmarks"
     preset = False
-    launches = Launches(prefill={"attn": -2, "chunk_means": 44}, decode={"attn": 24, "topk": 20})
+    launches = Launches(prefill={"attn": -2, "chunk_means": 28}, decode={"attn": 8, "topk": 20})
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     chunk: int = param(8, "tokens per chunk", low=1, high=1e4)

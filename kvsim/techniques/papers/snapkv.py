@@ -24,7 +24,7 @@ class Snapkv(PromptCut):
     """
 
     name = "snapkv"
-    launches = Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 1})
+    launches = Launches(prefill={"observe": 9, "select": 10, "compact": 12}, decode={"attn": 1})
 
     window: int = param(32, "last queries that score the prompt [tokens]", low=1, high=1e5)
 

@@ -235,7 +235,7 @@ class LateKivi(Storage):
     name = "late-kivi"
     by_token = False  # keys of a group of tokens share their scales
     preset = False
-    launches = Launches(prefill={"attn": 3, "quantise": 50}, decode={"quantise": 16, "attn": 8})
+    launches = Launches(prefill={"attn": 3, "quantise": 44}, decode={"quantise": 16, "attn": 9})
 
     bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
     group: int = param(64, "numbers that share a scale", low=8, high=1024)

@@ -23,7 +23,7 @@ class Streamingllm(Bounded):
     """
 
     name = "streamingllm"
-    launches = Launches(prefill={"compact": 16}, decode={"turn": 5, "attn": 15})
+    launches = Launches(prefill={"compact": 17}, decode={"turn": 5, "attn": 15})
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
     recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7, share=True)

@@ -20,7 +20,7 @@ class Think(Storage):
     """
 
     name = "think"
-    launches = Launches(prefill={"channels": 20, "thin": 7}, decode={"attn": 43})
+    launches = Launches(prefill={"channels": 17, "thin": 7}, decode={"attn": 39})
 
     ratio: float = param(0.4, "share of key channels that are dropped", high=0.9, whole=False)
     window: int = param(32, "last queries that score the prompt [tokens]", low=1, high=1e4)

@@ -21,7 +21,7 @@ class Tova(PromptCut):
 
     name = "tova"
     launches = Launches(
-        prefill={"attn": 12, "observe": 9, "select": 8, "compact": 5}, decode={"attn": 1}
+        prefill={"attn": 12, "observe": 2, "select": 8, "compact": 5}, decode={"attn": 1}
     )
     per_head = False
 

@@ -27,7 +27,7 @@ class Turboquant(Storage):
     name = "turboquant"
     launches = Launches(
         prefill={"attn": 3, "rotate": 2, "quantise": 32},
-        decode={"rotate": 4, "quantise": 32, "attn": 47},
+        decode={"rotate": 4, "quantise": 32, "attn": 45},
     )
 
     bits: float = param(4, "bits per cached key", choices=(2, 3, 4, 8, 16))

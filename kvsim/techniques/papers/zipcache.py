@@ -57,7 +57,7 @@ class Zipcache(WholeStorage):
 
     name = "zipcache"
     launches = Launches(
-        prefill={"attn": 3, "probe": 20, "quantise": 255}, decode={"attn": 28, "probe": 15}
+        prefill={"attn": 3, "probe": 20, "quantise": 182}, decode={"attn": 23, "probe": 15}
     )
 
     salient: Number = param(
