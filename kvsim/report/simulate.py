@@ -685,13 +685,16 @@ def _describe_cases(
         has = "It has" if best["good_share"] else f"With {option}:"
         return verdict([*_describe_closest(rows, best, targets, option), f"{has} {times}."])
     latency = units.seconds(best["latency_s"]["p50"])
-    others = []
+    most = (1 + TIE) * best["latency_s"]["p50"]
+    near, others = [row for row in rows if row["latency_s"]["p50"] <= most], []
     for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
-        least = min(rows, key=lambda row: float(row[name]["p99"] or 0.0))
+        least = min(near, key=lambda row: float(row[name]["p99"] or 0.0))
         if (least[name]["p99"] or 0.0) < (1 - TIE) * (best[name]["p99"] or 0.0):
             others.append(f"{title} p99 is shortest with {_value(least)}: {_p99(name)(least)}.")
-    said = f"Use {option}: E2E p50 is {latency}, {times}."
-    return verdict([said], others)
+    if others:
+        said = f"{option} has an E2E p50 of {latency}, {times}."
+        return verdict([said, *others, "--ttft and --tpot decide between them."])
+    return verdict([f"Use {option}: E2E p50 is {latency}, {times}."])
 
 
 def _describe_closest(rows: Sequence[Row], best: Row, targets: str, option: str) -> list[str]:
