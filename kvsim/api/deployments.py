@@ -1,7 +1,6 @@
 """Build deployments, and the techniques that a plan may use, from the options of a command."""
 
 import re
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -14,7 +13,14 @@ from kvsim.console import print_once
 from kvsim.engine.buffers import layer_weights
 from kvsim.errors import InputError
 from kvsim.files import ATTENTION_FILE, read_json
-from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, HostLayers, list_layouts, on_nodes
+from kvsim.machines.deployment import (
+    WEIGHT_FORMATS,
+    Deployment,
+    HostLayers,
+    list_layouts,
+    move_fewest,
+    on_nodes,
+)
 from kvsim.machines.hardware import GIB, RELEASED, Link, Stack
 from kvsim.machines.profiles import (
     load_hardware,
@@ -315,22 +321,19 @@ def keep_fewest(
     batch, prompt, generate = sizes
     most_bytes = ROOM * deployment.hardware.gpu_memory if room is None else room
 
-    def kept(layers: int) -> Deployment:
-        return replace(deployment, host=replace(deployment.host, experts=frozenset(range(layers))))
-
-    def fits(layers: int) -> bool:
-        p = Prediction(technique, kept(layers), np.array([float(batch)]), prompt, generate)
+    def fits(where: Deployment) -> bool:
+        p = Prediction(technique, where, np.array([float(batch)]), prompt, generate)
         return bool(p.gpu_bytes[0] <= most_bytes)
 
-    most = deployment.model.layers
-    if not fits(most):
+    found = move_fewest(deployment, "experts", fits)
+    if found is None:
         raise InputError(
-            f"--n-cpu-moe: with the experts of all {most} layers in host memory, the rest and a "
-            f"cache of {batch * (prompt + generate):,} tokens do not fit on "
+            f"--n-cpu-moe: with the experts of all {deployment.model.layers} layers in host "
+            f"memory, the rest and a cache of {batch * (prompt + generate):,} tokens do not fit on "
             f"{deployment.hardware.name}; narrow --weights, add --n-gpu-layers, or shorten the "
             "longest request (--max-model-len, --lengths equal)"
         )
-    return _with_room(kept(bisect_left(range(most), True, key=fits)))
+    return _with_room(found)
 
 
 def keep_where_needed(

@@ -3,7 +3,8 @@
 Also the layouts in which its replicas may spread over GPUs, and the basis of what is predicted.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import groupby, product
@@ -587,6 +588,35 @@ def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
             except InputError:
                 continue
     yield from sorted(found, key=lambda d: (d.gpus, d.pp, d.dp))
+
+
+def move_fewest(
+    deployment: Deployment, part: str, fits: Callable[[Deployment], bool]
+) -> Deployment | None:
+    """Move as few layers, or the experts of as few layers, as possible to host memory.
+
+    Parameters
+    ----------
+    deployment
+        The deployment; which of these parts it keeps on the host already is ignored.
+    part
+        ``"layers"`` or ``"experts"``.
+    fits
+        Whether a deployment fits. One that fits also does with more on the host.
+
+    Returns
+    -------
+    Deployment or None
+        The deployment that fits; None if it does not with all of them on the host.
+    """
+    layers = deployment.model.layers
+
+    def moved(count: int) -> Deployment:
+        host = replace(deployment.host, **{part: frozenset(range(count))})  # type: ignore[arg-type]
+        return replace(deployment, host=host)
+
+    count = bisect_left(range(layers + 1), True, key=lambda count: fits(moved(count)))
+    return moved(count) if count <= layers else None
 
 
 def basis(deployment: Deployment) -> dict[str, str]:

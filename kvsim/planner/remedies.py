@@ -5,7 +5,6 @@ these together, shorter prompts, less certainty. Of each kind the cheapest is na
 options that ask for it.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import Deployment, list_layouts
+from kvsim.machines.deployment import Deployment, list_layouts, move_fewest
 from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.alternatives import NoPlanError, PlanRemedy, ask_on
 from kvsim.planner.load import Carried, Load
@@ -43,6 +42,7 @@ from kvsim.planner.service import (
     engine_runs,
     full_weights,
 )
+from kvsim.prediction.pool import LAYER_WEIGHTS
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
 from kvsim.techniques import parse
 from kvsim.techniques.released import FULL, engine_refusal, served_by
@@ -381,22 +381,20 @@ def _keep_on_host(question: Question, length: int) -> dict[str, str]:
     d = question.deployment
     longest = {"max_model_len": str(length)}
     if _experts_may_move(question):
-        return {"stack": "llamacpp", "weights": GGUF[-1], "n_cpu_moe": "auto"} | longest
+        return {"stack": "llamacpp", "weights": LAYER_WEIGHTS, "n_cpu_moe": "auto"} | longest
     if d.model.experts or not d.stack.weights.gguf:
         return {}
-    weights = d.weights if d.weights in GGUF else GGUF[-1]
-    layers = d.model.layers
+    weights = d.weights if d.weights in GGUF else LAYER_WEIGHTS
+    workload = replace(question.workload, prompt=length - 1, generate=1)
 
-    def fits(hosted: int) -> bool:
-        host = replace(d.host, layers=frozenset(range(hosted)))
-        where = replace(d, weights=weights, host=host)
-        workload = replace(question.workload, prompt=length - 1, generate=1)
+    def fits(where: Deployment) -> bool:
         found = workload.predict(parse(FULL), where, np.ones(1))
         return bool(found.gpu_bytes[0] <= question.limits.gpu_memory)
 
-    count = bisect_left(range(layers), True, key=fits)
+    hosted = move_fewest(replace(d, weights=weights), "layers", fits)
+    kept = 0 if hosted is None else d.model.layers - len(hosted.host.layers)
     narrower = {} if weights == d.weights else {"weights": weights}
-    return narrower | {"n_gpu_layers": str(layers - count)} | longest
+    return narrower | {"n_gpu_layers": str(kept)} | longest
 
 
 def not_served(question: Question) -> str:

@@ -1,6 +1,5 @@
 """The KV pool as engines print it (tokens, blocks, concurrency), and the longest prompt."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
@@ -10,7 +9,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, move_fewest
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_stack
 from kvsim.options import ENGINE_SHARE
@@ -269,21 +268,18 @@ def _try_each(
 
 def _move_layers(prediction: Prediction) -> Iterator[Remedy]:
     """As few whole layers on the CPU as possible, with llama.cpp and its usual format."""
-    layers = prediction.deployment.model.layers
-    found: dict[int, Prediction] = {}
-
-    def fits(moved: int) -> bool:
-        host = replace(prediction.deployment.host, layers=frozenset(range(moved)))
-        stack = load_stack("llamacpp")
-        one = _try_change(prediction, host=host, stack=stack, weights=LAYER_WEIGHTS)
-        if one is not None:
-            found[moved] = one
-        return one is not None
-
-    moved = bisect_left(range(layers + 1), True, key=fits)
-    if moved in found:
-        option = f"--stack llamacpp --weights {LAYER_WEIGHTS} --n-gpu-layers {layers - moved}"
-        yield Remedy(option, found[moved])
+    here = prediction.deployment
+    try:
+        where = replace(here, stack=load_stack("llamacpp"), weights=LAYER_WEIGHTS)
+        hosted = move_fewest(
+            where, "layers", lambda d: bool(replace(prediction, deployment=d).fits[0])
+        )
+    except InputError:
+        return
+    if hosted is not None:
+        kept = here.model.layers - len(hosted.host.layers)
+        option = f"--stack llamacpp --weights {LAYER_WEIGHTS} --n-gpu-layers {kept}"
+        yield Remedy(option, replace(prediction, deployment=hosted))
 
 
 def _try_change(prediction: Prediction, **change: object) -> Prediction | None:
